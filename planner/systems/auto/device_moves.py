@@ -1,6 +1,6 @@
-"""Changes of devices, samples or stages that the local search tries in small clusters, where every device may differ.
+"""Changes of devices, samples and stages that the local search tries in small clusters, where every device may differ.
 
-Depths (microbatches in flight) are copied from the old plan; the caller fits them to memory.
+The changed plans keep their old depths (microbatches in flight); the caller fits them into memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Device
 
-# Most devices of a plan for which moves of single devices are tried; in larger ones many devices are interchangeable.
+# Most devices of a plan for which changes of single devices are tried; larger plans have many interchangeable devices.
 FEW_DEVICES = 8
 
 
 def device_moves(plan: Plan) -> Iterator[Plan]:
-    """Yield plans in which stages or devices change places, or samples go from one replica to another.
+    """Yield plans in which stages or devices change places, or a sample moves from one replica to another.
 
-    For a plan of more than `FEW_DEVICES` devices, yield nothing.
+    For plans of more than `FEW_DEVICES` devices, nothing is yielded.
     """
     if len(plan.devices) > FEW_DEVICES:
         return
@@ -54,7 +54,7 @@ def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
-    """Yield plans in which two replicas of different stages change places, or one moves to another stage."""
+    """Yield plans in which two replicas of different stages change places, or a replica moves to another stage."""
     places = [(number, at) for number, pipeline in enumerate(plan.pipelines) for at in range(len(pipeline.stages))]
     for one, other in permutations(places, 2):
         ours, theirs = (plan.pipelines[number].stages[at].replicas for number, at in (one, other))
@@ -63,7 +63,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
             if sum(each.share for each in left) > 0:
                 share = sum(each.share for each in theirs) / len(theirs)
                 yield _with_replicas(plan, {one: left, other: (*theirs, replace(replica, share=share))})
-            # `_with_swapped_stages` already swaps two single-replica stages of one pipeline.
+            # Swaps of two stages of one pipeline with a single replica each come from `_with_swapped_stages`.
             if one < other and (one[0] != other[0] or len(ours) + len(theirs) > 2):
                 for there, taken in enumerate(theirs):
                     here = replace(taken, share=replica.share), replace(replica, share=taken.share)
@@ -77,7 +77,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:
-    """Return the plan with new replicas in some stages; a key is (index of the pipeline, index of the stage)."""
+    """Return the plan with new replicas in some stages, by (index of the pipeline, index of the stage)."""
     pipelines = [
         replace(
             pipeline,
@@ -96,7 +96,7 @@ def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
 
     Args:
         plan: Plan to change.
-        devices: Devices that may be used, those of the plan included.
+        devices: All devices of the cluster.
     """
     idle = [device.name for device in devices if device.name not in plan.devices]
     for number, pipeline in enumerate(plan.pipelines):
@@ -107,7 +107,7 @@ def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
 
 
 def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """Yield the stages with one of them cut in two, one replica on one side of the cut and the rest on the other."""
+    """Yield the stages with one of them divided in two: one replica gets one part, the others the other part."""
     for at, stage in enumerate(stages):
         if len(stage.replicas) < 2:
             continue
@@ -134,7 +134,7 @@ def _merged(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
 
 
 def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
-    """Yield the stages with an unused device as a new replica, which takes one sample or as many as the others do."""
+    """Yield the stages with an unused device as a new replica, which takes one sample or as many as other replicas."""
     largest = max(pipeline.microbatches)
     for at, stage in enumerate(pipeline.stages):
         given = [float(end - first) for first, end in stage.intervals(largest)]
@@ -152,7 +152,7 @@ def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ..
 
 
 def _microbatches(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
-    """Return the divisions of the batch to try: the old one and, with other numbers of stages, finer and coarser."""
+    """Return the microbatch sizes to try for ``stages`` stages: the old ones and, if that number is new, two others."""
     count, most = len(pipeline.microbatches), pipeline.samples
     if stages == len(pipeline.stages):
         return [pipeline.microbatches]

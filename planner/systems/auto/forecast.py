@@ -1,9 +1,9 @@
 """Forecasts of the links between regions, and the bias of predicted step times, learned from the steps of a run.
 
-Every step that uses a link gives one sample of the link's rate and latency, which lasts as long as the step. A regime
-is the time between two changes of the mean of log(rate); the Page-Hinkley test finds the changes. The forecast of a
-link is the set of all samples of the current regime, not their mean, since a plan runs at slow moments too. A regime is
-expected to last as long as past regimes did on average.
+Every step that uses a link gives one sample of the link's rate and latency, which is taken to last as long as the step.
+A regime is the time between two changes of the mean of log(rate), which a Page-Hinkley test finds. The forecast of a
+link is the set of all samples of the current regime, not their mean, since a plan must also run when the link is slow.
+A regime is expected to last as long as past regimes did on average.
 """
 
 import math
@@ -16,29 +16,28 @@ from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
-from traces.common.errors import InputError
 
-# Assumed length of the first regime of a link, seconds: before a change was found, no length is known.
+# Assumed length of the first regime of a link, seconds, which is not known before the first change.
 FIRST_DWELL_S = 600.0
 
-# Most seconds of steps whose samples of a link are kept; older samples are dropped.
+# Total duration of the last steps whose samples of a link are kept, seconds.
 MEMORY_S = 900.0
 
 # Parameters of the Page-Hinkley test on log(rate). Assumed: changes by a factor of two are worth finding, so the slack
-# is half of log(2). The threshold is reached after 20 steps at such a change; bursts of a few seconds do not reach it.
+# is half of log(2). After such a change, the threshold is reached in 20 steps; bursts of a few seconds do not reach it.
 SLACK = math.log(2) / 2
 THRESHOLD = 20 * (math.log(2) - SLACK)
 
-# Lower rates are replaced by this one, bits per second: the rate of an outage is 0, which has no logarithm.
+# Least rate of a sample, bits per second, because the rate of an outage, 0, has no logarithm.
 LEAST_BPS = 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageHinkley:
-    """State of a Page-Hinkley test, which finds changes of the mean of a series from one value at a time.
+    """State of a Page-Hinkley test, which finds a change of the mean of a series, one value after the other.
 
-    ``mean`` is the mean of all values so far, this one included. For each value, two sums are updated; a sum above the
-    threshold is a change, after which the caller starts a new detector::
+    Every value updates the mean of all values so far, then two sums. If a sum is above the threshold, the mean of the
+    series has changed, and the caller starts a new test::
 
         up   = max(0, up   + (value - mean) - slack)
         down = max(0, down - (value - mean) - slack)
@@ -48,14 +47,11 @@ class PageHinkley:
 
     Attributes:
         slack: Deviation that is ignored, in the values' unit; usually half of the least change worth finding.
-        threshold: Limit above which a sum is a change, in the values' unit.
+        threshold: Limit above which a sum means a change, in the values' unit.
         up: Sum of deviations above the mean, as defined above.
         down: Sum of deviations below the mean, as defined above.
-        count: Number of values seen.
-        mean: Mean of all values seen.
-
-    Raises:
-        InputError: The slack or the threshold is negative or not finite.
+        count: Number of values so far.
+        mean: Mean of all values so far.
     """
 
     slack: float
@@ -65,17 +61,9 @@ class PageHinkley:
     count: int = 0
     mean: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.slack < math.inf or not 0 <= self.threshold < math.inf:
-            raise InputError(
-                f"a slack of {self.slack:g} and a threshold of {self.threshold:g} are not allowed",
-                where="PageHinkley",
-                valid="both are finite and not negative",
-            )
-
     @property
     def changed(self) -> bool:
-        """Whether one of the two sums is above the threshold: the mean of the series has changed."""
+        """Whether one of the two sums is above the threshold."""
         return max(self.up, self.down) > self.threshold
 
     def after(self, value: float) -> "PageHinkley":
@@ -104,11 +92,16 @@ class LinkSample:
 
 
 class LinkForecast:
-    """Samples of the current regime of one link, and the lengths of past regimes; one object for one run.
+    """Samples of the current regime of one link, and the lengths of past regimes; each run needs objects of its own.
 
     Args:
         rate_bps: Declared payload rate, bits per second.
         latency_s: Declared one-way latency, seconds.
+
+    Attributes:
+        declared: Sample with the declared rate and latency.
+        age_s: Total duration of the steps of the current regime that used the link, seconds.
+        unseen_s: Total duration of the steps since the last one that used the link, seconds.
     """
 
     def __init__(self, rate_bps: float, latency_s: float) -> None:
@@ -116,57 +109,53 @@ class LinkForecast:
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples: deque[LinkSample] = deque()
         self._dwells_s = [FIRST_DWELL_S]
-        self._age_s = 0.0
+        self.age_s = 0.0
         self.unseen_s = 0.0
-
-    @property
-    def age_s(self) -> float:
-        """Total duration of the steps of this regime that used the link, seconds."""
-        return self._age_s
 
     @property
     def expected_dwell_s(self) -> float:
-        """Expected remaining time of this regime, seconds: the mean length of past regimes, or its age if longer."""
-        return max(self._age_s, sum(self._dwells_s) / len(self._dwells_s))
+        """Expected remaining time of the regime, seconds: the mean length of past regimes, or its own age if longer."""
+        return max(self.age_s, sum(self._dwells_s) / len(self._dwells_s))
 
     @property
     def samples(self) -> tuple[LinkSample, ...]:
-        """Samples of this regime, the newest last; if there are none, one with the declared rate and latency."""
+        """Samples of this regime, oldest first; if there are none, one with the declared rate and latency."""
         return tuple(self._samples) or (self.declared,)
 
     def learn(self, sample: LinkSample) -> bool:
-        """Add the sample of a step that used the link; return whether this sample begins a new regime."""
+        """Add the sample of a step that used the link; return whether it begins a new regime."""
         self.unseen_s = 0.0
         self._samples.append(sample)
-        self._age_s += sample.duration_s
+        self.age_s += sample.duration_s
         kept_s = sum(each.duration_s for each in self._samples)
         while len(self._samples) > 1 and kept_s > MEMORY_S:
             kept_s -= self._samples.popleft().duration_s
         self._detector = self._detector.after(math.log(max(sample.rate_bps, LEAST_BPS)))
         if not self._detector.changed:
             return False
-        self._dwells_s.append(self._age_s)
+        self._dwells_s.append(self.age_s)
         self.restart()
         self._samples.append(sample)
         return True
 
     def skip(self, duration_s: float) -> None:
-        """Count a step of ``duration_s`` seconds that did not use the link."""
+        """Add the duration of a step that did not use the link, seconds."""
         self.unseen_s += duration_s
 
     def restart(self) -> None:
         """Begin a new regime without samples, without recording the length of the old one."""
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples.clear()
-        self._age_s = 0.0
+        self.age_s = 0.0
 
 
 def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float | None]]:
-    """Return (rate in bits per second, latency in seconds or None) of each link between regions that a step used.
+    """Return the links between regions that a step used, as name to (rate in bits per second, latency in seconds).
 
-    Keys are link names. A path over several such links gives each of them its rate, and a part of its latency in
-    proportion to the declared latencies. A flow that shares a link with others has its rate scaled up to that of the
-    whole link; of several flows on a link, the highest rate and the lowest latency count.
+    - Each link of a path gets the path's rate, and a part of its latency in proportion to the declared latencies.
+    - If a flow shares a link with others, its rate is scaled up to that of the whole link.
+    - Of several flows on a link, the highest rate and the lowest latency count.
+    - The latency is None if no flow on the link has one.
     """
     factors = contention_factors(observation.plan, scenario)
     seen: dict[str, tuple[float, float | None]] = {}
@@ -184,9 +173,9 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
-    """Return the paths between the plan's devices at the rates and latencies of ``states``, by link name.
+    """Return the paths between a plan's devices if the links have the rates and latencies of ``states``.
 
-    Links without a state are as declared. Flows that share a link divide its rate.
+    ``states`` maps the name of a link to a sample; other links are as declared. Flows on the same link share its rate.
     """
     factors = contention_factors(plan, scenario)
 
@@ -203,17 +192,17 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
         jitter_s = sum(link.jitter_s for state, link in seen if state is None)
         rate_bps = max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0)
-        # Sampled rates are those that messages reached, so that the link's size curve is already included.
+        # Sampled rates are those that messages reached: they already include the effect of the link's size curve.
         curves = tuple(link.size_curve for state, link in seen if state is None and link.size_curve is not None)
         return ConstantRatePath(rate_bps, latency_s, curves, scenario.effects.network.share, jitter_s)
 
     return path
 
 
-# Least weight of the newest step in a running mean: after 30 steps the mean becomes exponential.
+# Least weight of the newest step in a running mean; after 30 steps, the weights of older steps decay exponentially.
 LEAST_WEIGHT = 1 / 30
 
-# The mean of all plans of a kind (`_kind`) counts as much as so many steps of the plan itself.
+# Weight of the mean over all plans of a kind (`_kind`), in steps of the plan itself.
 STEPS_OF_KIND = 4
 
 
@@ -230,12 +219,12 @@ class _Mean:
 
 
 class PredictionBias:
-    """Correction of predicted step times, learned from measured ones; one object for one run.
+    """Factors that correct predicted step times, learned from measured ones; each run needs an object of its own.
 
-    A prediction assumes that link rates are constant during a step. If rates vary, predictions are too short: most for
-    plans with a fixed order of actions, less for those with a dynamic order, not at all for plans on one device. These
-    are the three kinds of plans. The factor of a plan is learned from the plan's own steps and, while there are few,
-    also from the steps of all plans of its kind.
+    A prediction assumes that link rates are constant during a step. If rates vary, the prediction is too short. The
+    error depends on the kind of plan: it is largest for plans with a fixed order of actions, smaller for those with a
+    dynamic order, and zero for plans on one device. The factor of a plan is learned from the plan's own steps and, as
+    long as there are few, also from the steps of all plans of the same kind.
     """
 
     def __init__(self) -> None:
@@ -243,7 +232,7 @@ class PredictionBias:
         self._kinds: dict[str, _Mean] = {}
 
     def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
-        """Add the measured and the predicted seconds of one step of a plan."""
+        """Add the measured and the predicted time of one step of a plan, seconds."""
         value = math.log(measured_s / predicted_s)
         self._plans.setdefault(plan, _Mean()).learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
@@ -253,7 +242,7 @@ class PredictionBias:
         return plan in self._plans
 
     def factor(self, plan: Plan) -> float:
-        """Return the factor that corrects a plan's predicted step times; 1 if no plan of its kind has run."""
+        """Return the factor by which a plan's predicted step time is multiplied; 1 if no plan of its kind has run."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
 

@@ -1,15 +1,10 @@
-"""Local search: improve a plan by small changes until none lowers its score or the budget of evaluations is spent."""
+"""Local search: improves a plan by small changes until none lowers its score or the limit of evaluations is reached."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from planner.plan.microbatches import even_cut
-from planner.plan.plan import (
-    Pipeline,
-    Plan,
-    equivalent_pipelines,
-    replace_pipelines,
-)
+from planner.plan.plan import Pipeline, Plan, equivalent_pipelines, replace_pipelines
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
 from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_moves
@@ -18,9 +13,9 @@ from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_m
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     """Yield the plans that differ from ``plan`` by one change and fit into memory.
 
-    A change moves the cut between two stages by a layer, alters the number of microbatches, switches recomputation of
-    one stage, or moves samples to other pipelines. Equivalent pipelines change together. Plans of few devices also get
-    the changes of `planner.systems.auto.device_moves`.
+    A change moves the boundary between two stages by one layer, changes the number of microbatches, switches one
+    stage's recomputation on or off, or moves samples to other pipelines. Equivalent pipelines change together. For few
+    devices, `planner.systems.auto.device_moves` adds further changes.
     """
     groups = equivalent_pipelines(plan, scenario)
     for group in groups:
@@ -42,12 +37,12 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
-    """Return the plan with copies of ``changed`` for all pipelines of a group, each copy on the pipeline's devices."""
+    """Return the plan with each pipeline of a group replaced by a copy of ``changed`` on its own devices."""
     return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
 
 
 def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Yield the pipelines in which one cut between two stages is moved by one layer."""
+    """Yield the pipelines in which one boundary between two stages is moved by one layer."""
     stages = pipeline.stages
     for cut in range(len(stages) - 1):
         left, right = stages[cut], stages[cut + 1]
@@ -91,7 +86,7 @@ def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], ta
 
 
 def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples: int) -> Plan | None:
-    """Return the plan in which a group's pipelines take ``samples`` in total; None if a pipeline exceeds memory."""
+    """Return the plan in which a group's pipelines take ``samples`` in total; None if a pipeline does not fit."""
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]
@@ -103,12 +98,12 @@ def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples:
 
 
 def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
-    """Return the pipeline with ``samples`` per step, in microbatches of about the old size."""
+    """Return the pipeline with ``samples`` samples per step, in microbatches of about the old size."""
     count = max(1, round(samples / max(pipeline.microbatches)))
     return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
 
 
-# A change must lower the score by at least this fraction, so that rounding errors do not count as improvements.
+# Share by which a change must lower the score, so that rounding errors do not count as improvements.
 LEAST_GAIN = 1e-4
 
 
@@ -118,8 +113,8 @@ def improve(plan: Plan, scenario: Scenario, score: Callable[[Plan], float], eval
     Args:
         plan: Plan to start from.
         scenario: Scenario that the plan is for.
-        score: Function that returns the quantity to minimise.
-        evaluations: Limit on the number of calls of ``score``.
+        score: Function from a plan to the quantity to minimise.
+        evaluations: Most calls of ``score``.
     """
     best, best_score = plan, score(plan)
     left, improved = evaluations - 1, True

@@ -1,7 +1,8 @@
-"""The objective that a search minimises, and two models of a plan's step time: a detailed and a fast one.
+"""The objective of a search for plans, and two models of a plan's step time: a detailed and a fast one.
 
 The detailed model (`contended_step_time_s`) evaluates every device. The fast one (`approximate_step_time_s`) does the
-same for few devices; for more it evaluates one of several equivalent pipelines, and adds gradient sums in closed form.
+same for few devices; for more devices it evaluates one of each set of equivalent pipelines and adds the gradient sums
+in closed form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -9,53 +10,37 @@ from dataclasses import dataclass
 
 from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
-from planner.plan.plan import (
-    Plan,
-    representatives,
-)
+from planner.plan.plan import Plan, representatives
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contended_paths, step_time_s
-from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")
 
-# Most devices of a plan for which the fast model evaluates all, and of a cluster for which link sharing is estimated.
+# Most devices of a plan that the fast model evaluates as the detailed one does, and most devices of a cluster for which
+# link sharing is estimated.
 MOST_EVALUATED = 12
 
-
-# A function that returns the time of one step of a plan, seconds.
+# Function from a plan to the time of one step, seconds.
 CostModel = Callable[[Plan], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A quantity to minimise, with limits that the plan must keep.
+    """A quantity to minimise, and limits that the plan must keep.
 
     Attributes:
         name: ``throughput`` to minimise the time of a step, ``cost`` to minimise the price of a step.
-        budget_per_hour: Upper limit of the plan's price, US dollars per hour; None for no limit.
-        samples_per_s: Lower limit of the throughput, samples per second; None for no limit. For a deadline, give the
-            samples to train divided by the seconds that are left.
-
-    Raises:
-        InputError: The name is unknown, or a limit is not above zero.
+        budget_per_hour: Upper limit of the plan's price, above zero, US dollars per hour; None for no limit.
+        samples_per_s: Lower limit of the throughput, above zero, samples per second; None for no limit. For a deadline,
+            give the samples to train divided by the seconds that are left.
     """
 
     name: str = "throughput"
     budget_per_hour: float | None = None
     samples_per_s: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.name not in OBJECTIVES:
-            valid = f"one of {', '.join(OBJECTIVES)}"
-            raise InputError(f"unknown objective '{self.name}'", where="objective", valid=valid)
-        for name in ("budget_per_hour", "samples_per_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
-
     def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
-        """Return the quantity to minimise, seconds or US dollars per step; infinity if the plan breaks a limit."""
+        """Return the quantity to minimise, in seconds or US dollars per step; infinity if the plan breaks a limit."""
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
         step_price = per_hour * step_s / 3600 + traffic_price(plan, scenario)
         if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s:
@@ -66,9 +51,9 @@ class Objective:
 
 
 def traffic_price(plan: Plan, scenario: Scenario) -> float:
-    """Return the price of one step's activations and gradients sent between stages, US dollars.
+    """Return the price of sending one step's activations and their gradients between stages, US dollars.
 
-    Gradient sums between replicas and pipelines are not counted (assumed small where links have a price).
+    Gradient sums between replicas and pipelines are not counted; they are assumed to be small where traffic is paid.
     """
     price = 0.0
     for pipeline in plan.pipelines:
@@ -81,7 +66,7 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at constant rates, seconds, by the fast model (see the module's docstring)."""
+    """Return the time of a step at constant rates, seconds, by the fast model of the module's docstring."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
@@ -109,7 +94,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
-    """Return the hops (source, target) of a ring over devices; of hops with ends of equal kinds, only the first."""
+    """Return the hops (source, target) of a ring over devices, but only the first between equal kinds of devices."""
     by_name = scenario.cluster.by_name
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):

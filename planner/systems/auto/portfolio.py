@@ -1,4 +1,4 @@
-"""The portfolio of policy `auto`: the plans found so far in a run, each by a search at certain link rates."""
+"""The plans that policy `auto` has found so far in a run, each by a search at certain link rates."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -12,41 +12,32 @@ from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.strategy import (
-    search,
-)
+from planner.systems.auto.strategy import search
 from traces.common.errors import InputError
 
-# A search is made at rates of `RATE_STEP` ** n times the declared rate, since plans for closer rates differ little.
-# The exponent n is between -`MOST_STEPS_DOWN` and `MOST_STEPS_UP`.
+# Searches use link rates of `RATE_STEP` ** n times the declared rate, since plans for closer rates differ little. The
+# exponent n is between -`MOST_STEPS_DOWN` and `MOST_STEPS_UP`.
 RATE_STEP = 2.0
 MOST_STEPS_DOWN, MOST_STEPS_UP = 5, 1
 
 
 class Portfolio:
-    """The plans found so far; one object for one run.
+    """The plans found so far; each run needs an object of its own."""
 
-    Args:
-        scenario: Scenario of the run.
-        start: Plan of the first step.
-    """
-
-    def __init__(self, scenario: Scenario, start: Plan) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._plans: dict[Plan, None] = {}
         self._covered: set[tuple[tuple[tuple[str, int], ...], frozenset[str]]] = set()
-        self._add(start)
 
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """All plans, in the order in which they were found."""
-        return tuple(self._plans)
+    def plans(self, away: frozenset[str]) -> list[Plan]:
+        """Return all plans that use no device of ``away``, in the order in which they were found."""
+        return [plan for plan in self._plans if away.isdisjoint(plan.devices)]
 
     def cover(self, steps: tuple[tuple[str, int], ...], away: frozenset[str]) -> None:
-        """Search for a plan at some link rates and add it, unless an earlier call had the same arguments.
+        """Search for a plan at given link rates and add it, unless an earlier call had the same arguments.
 
         Args:
-            steps: Pairs of a link's name and the exponent n of its rate, `RATE_STEP` ** n times the declared one.
+            steps: (name of a link, exponent n): the rate of the link is `RATE_STEP` ** n times the declared rate.
             away: Names of devices that are absent.
         """
         if (steps, away) in self._covered:
@@ -56,10 +47,10 @@ class Portfolio:
             found = planned(_at_rates(self._scenario, steps), away)
         except InputError:
             return
-        self._add(found)
+        self.add(found)
 
-    def _add(self, plan: Plan) -> None:
-        """Add a plan, and the same plan with dynamic order, which loses less time where link rates vary."""
+    def add(self, plan: Plan) -> None:
+        """Add a plan, and also the same plan with a dynamic order, which loses less time when link rates vary."""
         self._plans[plan] = None
         dynamic = replace(plan, order="dynamic")
         if is_possible(dynamic, self._scenario):
@@ -67,7 +58,7 @@ class Portfolio:
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
-    """Return the plan that `search` finds with links constant at their declared rates, without devices ``away``.
+    """Return the plan that `search` finds with links at their declared rates, without the devices in ``away``.
 
     Raises:
         InputError: No plan fits into memory.
@@ -87,7 +78,7 @@ def _planned(
     effects: Effects,
     away: frozenset[str],
 ) -> Plan:
-    """Return the result of `planned`, cached by the parts of the scenario, since several runs need the same plan."""
+    """Return the result of `planned`, cached by the parts of the scenario because several runs need the same plan."""
     scenario = Scenario(name, Cluster(devices, links), model, training, effects=effects)
     if len(away) == len(devices):
         raise no_split_fits(scenario, "auto", [])

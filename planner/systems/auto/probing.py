@@ -1,8 +1,8 @@
-"""Probe links that the current plan does not use: for a few steps, compute the first or last layer behind such a link.
+"""Plans that probe links which the current plan does not use: the first or last layer is moved behind such a link.
 
-With a plan within one region, the rates of the links to other regions stay unknown. A trial with half of the model
-behind a link would have to move half of the model there and back. Most models have a small first and last layer: moving
-only these is cheap, and still all samples pass the link.
+While a plan uses one region only, the rates of the links to other regions stay unknown. To measure them, a few steps
+send all samples over such a link. Most models have a small first and last layer, which can be moved to the other region
+and back in little time; moving half of the model would take long.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from planner.cost.in_flight import fitting_depths, latency_aware_depths
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
-# Most microbatches of a probing step: enough that compute and transfers overlap.
+# Most microbatches of a step of a probing plan: enough for compute and transfers to overlap.
 MICROBATCHES = 16
 
 
@@ -21,7 +21,7 @@ def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: C
     """Return the plan with its last layer, its first layer or both moved across ``links``; None if impossible.
 
     Args:
-        plan: Plan that runs now; None is returned if it has several pipelines.
+        plan: Current plan, for which a probe is possible only if it has one pipeline and sums gradients in every step.
         scenario: Scenario that the plan is for.
         links: Names of the links to probe.
         away: Names of devices that are absent.

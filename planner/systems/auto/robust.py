@@ -1,9 +1,8 @@
-"""Robust plans for time-varying links: score a plan by the throughput that it reaches in most windows of the traces.
+"""Robust step times for time-varying links: quantiles over windows of the links' traces.
 
-A window is an interval of the links' traces, in which each link is taken to have its mean rate and mean latency of the
-interval. Most steps are shorter than a window, so that a step runs at the rates of one window, not at the mean of all.
-The score of a plan is a quantile over the windows: 0.1 stands for the throughput that at least nine of ten windows
-reach.
+A window is an interval of the traces. Within a window, each link is taken to have its mean rate and mean latency of the
+interval, because most steps are shorter than a window and do not see the mean of the whole trace. A plan is scored by
+the step time that only a share of the windows exceeds: for a share of 0.1, at least nine of ten windows are as fast.
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +11,7 @@ import numpy as np
 
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
-from planner.scenario.scenario import (
-    Scenario,
-    in_window,
-)
+from planner.scenario.scenario import Scenario, in_window
 from planner.step.evaluate import nominal_paths, step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.objective import CostModel
@@ -24,8 +20,8 @@ from traces.common.errors import InputError
 # Assumed length of a window, seconds: longer than most steps, shorter than a run.
 WINDOW_S = 60.0
 
-# Least number of windows: even a short trace is cut into as many, since quantiles need several values. Most windows
-# that are evaluated: of a long trace they are chosen at equal distances.
+# Least number of windows, into which even a short trace is divided, since quantiles need several values; and most
+# windows that are evaluated, which are chosen at equal distances from a longer trace.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
 
 
@@ -35,9 +31,9 @@ class RobustRate:
 
     Attributes:
         quantile: Share of the windows in which the plan may be slower than ``samples_per_s``.
-        windows: Number of windows that were evaluated.
+        windows: Number of evaluated windows.
         window_s: Length of a window, seconds.
-        samples_per_s: Throughput reached in all but a share ``quantile`` of the windows, samples per second.
+        samples_per_s: Throughput that the plan reaches in all other windows, samples per second.
     """
 
     quantile: float
@@ -47,10 +43,10 @@ class RobustRate:
 
 
 def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[float, float]]:
-    """Return (start, end) of the windows over the longest trace, seconds; one window if no link has a trace.
+    """Return (start, end) of each window in seconds; a single window if no link has a trace.
 
-    All windows are equally long: about ``window_s``, or shorter if the trace is short. No window goes beyond the end of
-    the shortest trace that ends, that is, neither loops nor holds its last rate.
+    The windows cover the longest trace, but not beyond the end of a trace that neither repeats nor holds its last rate.
+    All are equally long: about ``window_s`` seconds, or less if the traces are short.
     """
     traces = [link.trace for link in scenario.cluster.links if link.trace is not None]
     if not traces:
@@ -63,12 +59,7 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
 
 
 def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
-    """Return a function from a plan to the seconds of a step that at most a share ``quantile`` of windows exceeds.
-
-    Raises:
-        InputError: The quantile is below 0, or 1 or more.
-    """
-    check_quantile(quantile)
+    """Return a function from a plan to the step time (seconds) that at most a share ``quantile`` of windows exceeds."""
     windows = [in_window(scenario, *window) for window in trace_windows(scenario, window_s)]
 
     def step_s(plan: Plan) -> float:
@@ -78,11 +69,7 @@ def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WIN
 
 
 def robust_rate(plan: Plan, scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> RobustRate:
-    """Return the throughput that a plan reaches in all but a share ``quantile`` of the windows.
-
-    Raises:
-        InputError: The quantile is below 0, or 1 or more.
-    """
+    """Return the throughput that a plan reaches in all but a share ``quantile`` of the windows."""
     step_s = robust_cost_model(scenario, quantile, window_s)(plan)
     windows = trace_windows(scenario, window_s)
     start_s, end_s = windows[0]
@@ -106,12 +93,12 @@ def check_quantile(quantile: float) -> None:
     if not 0 <= quantile < 1:
         raise InputError(
             f"a quantile of {quantile:g} is not allowed",
-            valid="a share of 0 or more and below 1, such as 0.1 for the throughput that nine windows of ten reach",
+            valid="give a share of 0 or more and below 1, such as 0.1 for a throughput that nine of ten windows reach",
         )
 
 
 def _exceeded_by(times_s: Floats, quantile: float) -> float:
-    """Return the least of the values that at most a share ``quantile`` of the values exceeds."""
+    """Return the smallest of the times that at most a share ``quantile`` of the times exceeds, seconds."""
     longest_first = np.sort(times_s)[::-1]
-    # In floating point 0.29 * 100 is a little less than 29, hence the small summand.
+    # The small summand makes up for rounding: 0.29 * 100 is a little less than 29 in floating point.
     return float(longest_first[min(len(times_s) - 1, int(quantile * len(times_s) + 1e-9))])

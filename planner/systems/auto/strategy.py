@@ -1,7 +1,7 @@
-"""The strategy ``auto``: a search over everything that a plan can express (docs/systems/auto.md).
+"""Strategy ``auto``: a search over everything that a plan can express, which docs/systems/auto.md describes.
 
-A local search improves the best candidate plans. Then the order of the actions of the best results is optimised, and
-the plan with the lowest score by the objective is returned.
+Candidate plans are ranked by a fast cost model, and a local search improves the best ones. Then the order of actions of
+the best results is optimised, and the plan with the lowest score by the objective is returned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,13 +28,13 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """The effort of the local search in clusters of up to ``most_devices`` devices.
+    """Limits of the local search for clusters of one size.
 
     Attributes:
-        most_devices: Most devices of a cluster to which this effort applies.
-        starts: Number of candidates, the best first, from which the local search starts.
+        most_devices: Most devices of a cluster to which these limits apply.
+        starts: Number of the best candidates from which the local search starts.
         evaluations: Most plans that are scored from each start.
-        finished: Number of results, the best first, whose actions are ordered.
+        finished: Number of the best results whose order of actions is optimised.
     """
 
     most_devices: float
@@ -43,14 +43,14 @@ class _Effort:
     finished: int
 
 
-# Plans of more devices take longer to score. In small clusters the local search is made in two rounds: with
-# `_FIRST_EVALUATIONS` from candidates whose pipelines use different sets of devices, and from the best results again
-# with `_SMALL.evaluations`.
+# Limits for small and for larger clusters, in which plans take longer to score. In small clusters the local search has
+# two rounds: the first, with `_FIRST_EVALUATIONS` evaluations, starts from candidates whose pipelines use different
+# sets of devices; the second, with `_SMALL.evaluations`, starts from the best results of the first.
 _SMALL = _Effort(most_devices=12, starts=10, evaluations=120, finished=2)
 _LARGER = (_Effort(64, starts=3, evaluations=60, finished=2), _Effort(inf, starts=2, evaluations=20, finished=1))
 _FIRST_EVALUATIONS = 40
 
-# Numbers of gradient buckets that are tried for data-parallel plans, whose sums overlap with backward.
+# Numbers of gradient buckets that are tried for data-parallel plans, whose gradient sums overlap with backward.
 BUCKETS = (1, 2, 4, 8)
 
 _NAME = "auto"
@@ -68,10 +68,10 @@ def search(
     Args:
         scenario: Scenario to plan for.
         objective: Quantity to minimise, and its limits.
-        cost_model: Function from a plan to the seconds of its step; if None, `planner.systems.auto.objective`'s two
-            models: the fast one during the search, the detailed one for the final choice.
+        cost_model: Function from a plan to the time of its step, seconds. If None, the two models of
+            `planner.systems.auto.objective` are used: the fast one in the search, the detailed one for the last choice.
         without: Names of devices that may not be used.
-        seeds: Plans of other planners; the result is at least as good as each of them.
+        seeds: Additional candidates; the final score of the result is at most the score of each of them.
 
     Raises:
         InputError: No plan fits into memory, or none keeps the objective's limits.
@@ -98,7 +98,8 @@ def search(
     best = min(able, key=final_score)
     if final_score(best) == inf:
         raise InputError(
-            "no plan keeps within the limits of the objective",
+            "no plan keeps within the limits of the objective: "
+            f"budget {objective.budget_per_hour or 'any'}, rate {objective.samples_per_s or 'any'}",
             where=f"strategy '{_NAME}'",
             valid="give a larger budget (dollars per hour), a lower rate (samples per second), or more devices",
         )
@@ -106,7 +107,7 @@ def search(
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
-    """Yield candidates without devices ``without``: `small_cluster_plans` if devices are few, and `find_mixes`."""
+    """Yield the candidate plans without devices of ``without``: those of `find_mixes` and, in small clusters, more."""
     devices = [device for device in scenario.cluster.devices if device.name not in without]
     if len(devices) <= MOST_DEVICES:
         yield from small_cluster_plans(devices, scenario, _NAME)
@@ -117,7 +118,7 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
 
 
 def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float]) -> list[Plan]:
-    """Return the best results of the local search from candidates; both are in ascending order of their scores."""
+    """Return the best results of the local search from ``ranked``; both are in ascending order of their scores."""
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
         found = [improve(plan, scenario, score, evaluations) for plan in starts]
@@ -130,7 +131,7 @@ def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan]
     distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
     starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
     first = best(starts, _FIRST_EVALUATIONS, len(starts))
-    # `_ordered` can shorten data-parallel plans by overlapping gradient sums with backward: keep at least one of them.
+    # `_ordered` shortens data-parallel plans more than others, by overlapping gradient sums with backward: keep one.
     rest = first[_SMALL.finished :]
     data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
     return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
@@ -145,7 +146,7 @@ def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Yield versions of a plan: with other orders of actions or, if it is data-parallel, other gradient buckets."""
+    """Yield a plan with other orders of actions or, if it is data-parallel, with other sizes of gradient buckets."""
     few = len(plan.devices) <= _SMALL.most_devices
     if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
         yield with_schedule(plan, scenario, "compact-zb")
@@ -154,20 +155,20 @@ def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
         return
     whole = replace(plan, schedule="1f1b", order="scheduled")
     yield whole
-    # The more buckets, the sooner the first sum starts during backward, but each bucket adds a latency.
+    # With more buckets, the first sum starts earlier during backward, but each bucket adds a latency.
     largest = scenario.model.parameter_bytes(0, len(scenario.model.layers))
     for buckets in BUCKETS if few and len(plan.devices) > 1 else ():
         size_bytes = max(1, largest // buckets)
         yield replace(whole, synchronisation=replace(plan.synchronisation, bucket_bytes=size_bytes))
 
 
-# Most devices for which plans of the published planners are taken as seeds, and most for Asteroid's, whose planning
-# time grows with the square of the number of devices.
+# Most devices for which plans of published planners are used as seeds, and most for Asteroid's plan: Asteroid's
+# planning time grows with the square of the number of devices.
 MOST_SEEDED, MOST_OF_ASTEROID = 32, 12
 
 
 def auto(scenario: Scenario) -> Plan:
-    """Return the plan with the highest throughput that the search finds.
+    """Return the plan with the shortest step that the search finds.
 
     Raises:
         InputError: No plan fits into memory, or the model's profile has no times for a device kind of the cluster.
@@ -178,10 +179,7 @@ def auto(scenario: Scenario) -> Plan:
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
     """Return the plan with the lowest score that `search` finds, with plans of published planners as seeds.
 
-    Args:
-        scenario: Scenario to plan for.
-        objective: Quantity to minimise, and its limits.
-        cost_model: Function from a plan to the seconds of its step; None as in `search`.
+    The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
@@ -191,7 +189,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
-    """Yield the plans of published planners that train synchronously, except those that find no plan."""
+    """Yield plans of published planners that train synchronously; a planner that finds no plan is skipped."""
     devices = len(scenario.cluster.devices)
     strategies = (deepcee, cannikin, lb_bsp) if devices <= MOST_SEEDED else ()
     for strategy in (*strategies, asteroid) if devices <= MOST_OF_ASTEROID else strategies:
@@ -202,14 +200,14 @@ def _published(scenario: Scenario) -> Iterator[Plan]:
 
 
 def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Plan:
-    """Return the plan with the lowest score by ``objective`` for the step time of a bad window of the links' traces.
+    """Return the plan with the lowest score by ``objective`` at the step time of bad windows of the links' traces.
 
-    The step time is the one that at most a share ``quantile`` of the windows exceeds (`robust_cost_model`). Two
-    searches are made, with candidates for the links' mean rates and for their rates in bad windows, because a plan that
-    avoids an unreliable link is no good candidate at the link's mean rate.
+    This is the step time that at most a share ``quantile`` of the windows exceeds (`robust_cost_model`). There are two
+    searches, one with candidates for the links' mean rates and one with candidates for their rates in bad windows,
+    because a plan that avoids an unreliable link is no good candidate at the link's mean rate.
 
     Raises:
-        InputError: The quantile is below 0, or 1 or more; no plan fits into memory or keeps the limits.
+        InputError: No plan fits into memory or keeps the limits.
     """
     cost_model = robust_cost_model(scenario, quantile)
     plans = [plan_for(each, objective, cost_model) for each in (scenario, in_bad_windows(scenario, quantile))]

@@ -1,6 +1,6 @@
-"""Candidate plans of `auto`: pipelines by dynamic programming over device classes or, for few devices, over their sets.
+"""Candidate plans of `auto`: pipelines found by dynamic programming over device classes or, for few devices, over sets.
 
-Terms: a device class is a set of interchangeable devices; an option is a way to use a class or set for a stage; a
-template is a number of equal pipelines over device classes; a mix is several templates side by side. M is the number of
-microbatches of a step.
+Terms: a *device class* is a set of interchangeable devices. An *option* is one way to use a class, or a set of devices,
+for a stage: tensor-parallel degree, number of replicas, recomputation. A *template* is a number of equal pipelines over
+device classes. A *mix* is several templates side by side. M is the number of microbatches of a step.
 """

@@ -1,4 +1,4 @@
-"""Make plans from templates: choose the devices of a device class that each pipeline takes."""
+"""Functions that make plans from templates: they choose devices of the device classes, and depths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +11,11 @@ from planner.step.orders import hiding_depths
 from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.templates import PipelineTemplate
 
-# Device names of a pipeline: a tuple of stages, a stage a tuple of replicas, a replica a tuple of the names of the
-# devices that share its layers by tensor parallelism.
+# Device names of a pipeline, by stage, replica and tensor-parallel rank: ``places[stage][replica]`` is the tuple of
+# names of the devices that share the replica's layers.
 Places = tuple[tuple[tuple[str, ...], ...], ...]
 
-# Schedule and order of candidate plans: a dynamic order is nearly as fast as one that a search finds, without search.
+# Schedule and order of candidate plans. A dynamic order needs no search and is nearly as fast as one that is searched.
 QUICK_ORDER = ("compact-zb", "dynamic")
 
 
@@ -43,7 +43,7 @@ def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy:
 
 
 def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
-    """Return the pipeline with its replicas on other devices; shares and depths are unchanged."""
+    """Return the pipeline with its replicas on other devices, with equal shares and depths."""
     stages = tuple(
         replace(
             stage,
@@ -58,20 +58,21 @@ def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
 
 
 def places_of(pipeline: Pipeline) -> Places:
-    """Return the device names of a pipeline by stage, replica and tensor-parallel group."""
+    """Return the device names of a pipeline."""
     return tuple(tuple(replica.devices for replica in stage.replicas) for stage in pipeline.stages)
 
 
 def _places(template: PipelineTemplate) -> list[Places]:
-    """Return the devices of each pipeline; replicas of a stage are neighbours in the class, if possible in one host."""
+    """Return the devices of each pipeline; replicas of a stage are on one host if possible."""
     places: list[list[tuple[tuple[str, ...], ...]]] = [[] for _ in range(template.pipelines)]
     used: dict[DeviceClass, int] = {}
     for stage in template.stages:
-        first, groups = used.get(stage.device_class, 0), stage.device_class.groups(stage.degree)
-        used[stage.device_class] = first + template.pipelines * stage.width
+        device_class, width = stage.option.device_class, stage.option.width
+        first, groups = used.get(device_class, 0), device_class.groups(stage.option.degree)
+        used[device_class] = first + template.pipelines * width
         for number, own in enumerate(places):
-            at = first + number * stage.width
-            own.append(tuple(groups[at : at + stage.width]))
+            at = first + number * width
+            own.append(tuple(groups[at : at + width]))
     return [tuple(own) for own in places]
 
 
@@ -82,7 +83,7 @@ def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipel
             stage.end_layer,
             tuple(Replica(group[0], 1.0, group[1:]) for group in groups),
             in_flight=1,
-            recompute=stage.recompute,
+            recompute=stage.option.recompute,
         )
         for stage, groups in zip(template.stages, places, strict=True)
     )
@@ -90,7 +91,7 @@ def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipel
 
 
 def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:
-    """Return the pipeline with enough microbatches in flight to hide transfers, or all that fit; None if none fits."""
+    """Return the pipeline with depths that hide transfers, as far as they fit into memory; None if not one fits."""
     fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None

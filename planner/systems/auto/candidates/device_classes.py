@@ -1,19 +1,19 @@
-"""Device classes, which are sets of interchangeable devices, and the ways in which a stage can use a class."""
+"""Device classes, which are sets of interchangeable devices, and the options of a stage on a class."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
-# Numbers of replicas of a stage that are tried. Few are enough: several pipelines side by side do what replicas do,
-# unless the stages of one pipeline need different numbers of devices because their device classes differ.
+# Numbers of replicas of a stage that are tried. More are not needed: equal pipelines side by side do what replicas do,
+# unless the stages of a pipeline are on different device classes and need different numbers of devices.
 WIDTHS = (1, 2, 3, 4)
 
-# Most consecutive stages of a pipeline on one device class; with more stages, few layers would be left for each.
+# Most consecutive stages of a pipeline on one device class. With more stages, each would have very few layers.
 MOST_STAGES_OF_CLASS = 12
 
 
@@ -40,7 +40,7 @@ class DeviceClass:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Names of two devices, in different hosts if there are several, between which paths of the class are timed."""
+        """Names of two devices, on different hosts if possible, whose path stands for all paths of the class."""
         return self.hosts[0][0], self.hosts[-1][-1]
 
     @property
@@ -58,7 +58,7 @@ class DeviceClass:
         return sum(len(host) // degree for host in self.hosts)
 
     def groups(self, degree: int) -> list[tuple[str, ...]]:
-        """Return disjoint groups of ``degree`` devices, each within one host; surplus devices are in no group."""
+        """Return disjoint groups of ``degree`` devices of one host; devices that are left over are in no group."""
         return [
             host[at : at + degree] for host in self.hosts for at in range(0, len(host) - len(host) % degree, degree)
         ]
@@ -87,7 +87,7 @@ def _device_class(devices: list[Device]) -> DeviceClass:
     return DeviceClass(tuple(tuple(host) for host in hosts.values()), first.kind, first.region, first.memory_bytes)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class StageOption:
     """A way in which the stages of a pipeline may use a device class.
 
@@ -96,27 +96,27 @@ class StageOption:
         degree: Number of devices that share each layer by tensor parallelism.
         width: Number of replicas of each stage.
         recompute: Whether stages save only their input and recompute activations during backward.
-        most_stages: Most stages of one pipeline on this class: enough devices for each pipeline, and no more than
-            `MOST_STAGES_OF_CLASS`.
+        most_stages: Most stages of one pipeline on this class, limited by the number of devices and by
+            `MOST_STAGES_OF_CLASS`. It is ignored when options are compared.
     """
 
     device_class: DeviceClass
     degree: int
     width: int
     recompute: bool
-    most_stages: int
+    most_stages: int = field(compare=False)
 
 
 def stage_options(
     device_classes: Sequence[DeviceClass], scenario: Scenario, pipelines: int, samples: int, recompute: bool
 ) -> tuple[StageOption, ...]:
-    """Return every combination of degree and width that one of ``pipelines`` equal pipelines can use on each class.
+    """Return an option for every combination of class, degree and width that is possible for a pipeline.
 
     Args:
-        device_classes: Device classes in any order, whose devices the pipelines share evenly.
+        device_classes: Device classes, whose devices are divided evenly among the pipelines.
         scenario: Scenario that gives the model.
         pipelines: Number of equal pipelines.
-        samples: Samples of a microbatch, an upper limit of the width.
+        samples: Samples of a microbatch, which limit the number of replicas.
         recompute: Whether stages save only their input and recompute activations during backward.
 
     Raises:
@@ -133,7 +133,7 @@ def stage_options(
 
 @lru_cache(maxsize=256)
 def _degrees(scenario: Scenario, device_class: DeviceClass) -> tuple[int, ...]:
-    """Return the degrees of tensor parallelism that fit into a host and that the profile has times for; 1 is first.
+    """Return the tensor-parallel degrees that a host has enough devices for and the profile has times for, 1 first.
 
     Raises:
         InputError: The profile has no times for the class's kind at degree 1.

@@ -1,4 +1,7 @@
-"""Pipeline mixes: different templates side by side, each with its own device classes and its own part of the batch."""
+"""Search for pipeline mixes: different templates side by side, each on device classes of its own.
+
+Each template of a mix takes a part of the batch.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,26 +15,27 @@ from planner.systems.auto.candidates.device_classes import DeviceClass
 from planner.systems.auto.candidates.templates import INFEASIBLE_S, PipelineTemplate, gradient_sum_s, retimed
 from planner.systems.auto.candidates.uniform import KEPT, SLACK, find_templates
 
-# A partition divides the device classes into parts; each part gets a template. Up to this number of classes, all
-# partitions are tried. For more: the whole, one part for each region, one for each class, and the fastest classes.
+# A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
+# all partitions are tried. For more classes, these are tried: one part, one for each region, one for each class, and
+# one for each of the fastest classes.
 MOST_PARTED = 4
 
-# With more classes than that, the fastest 2, 3, ..., `MOST_FASTEST` classes are also tried as parts without the rest.
+# Most of the fastest classes that are tried as parts without the other classes.
 MOST_FASTEST = 6
 
-# Up to this number of parts, all combinations of their templates are tried.
+# Most parts for which all combinations of templates are tried.
 MOST_COMBINED = 3
 
-# Number of templates of each part that take part in combinations.
+# Number of templates of each part that are combined.
 _PER_PART = 3
 
-# Mixes are dropped if their step, by the closed form, takes longer than the shortest one by more than this factor.
+# Longest step of a mix that is kept, as a multiple of the shortest one, by the closed form.
 WORST_KEPT = 1.3
 
-# The samples of a template are varied by up to this fraction around the number in proportion to its speed.
+# Share by which the samples of a template are varied around the number that is in proportion to its speed.
 _AROUND = 0.2
 
-# Samples of a microbatch with which devices are timed to divide the batch among parts for the first time.
+# Microbatch size, in samples, at which the speeds of device classes are compared.
 _SAMPLES = 4
 
 
@@ -41,8 +45,8 @@ class PipelineMix:
 
     Attributes:
         templates: Templates on disjoint device classes.
-        step_s: Time of a step, gradient sums over all templates included, by the closed form of
-            `planner.systems.auto.candidates.templates`, seconds.
+        step_s: Time of a step by the closed form of `planner.systems.auto.candidates.templates`, with gradient sums
+            over all templates, seconds.
     """
 
     templates: tuple[PipelineTemplate, ...]
@@ -50,7 +54,7 @@ class PipelineMix:
 
 
 def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
-    """Return at most `KEPT` mixes, the one with the shortest step first; an empty list if none fits into memory."""
+    """Return up to `KEPT` mixes, the one with the shortest step first; an empty list if none fits into memory."""
     batch = scenario.training.global_batch
     found: list[PipelineMix] = []
     for parts in sorted(_partitions(device_classes, scenario), key=len):
@@ -93,7 +97,7 @@ def _all_partitions(device_classes: list[DeviceClass]) -> Iterator[list[list[Dev
 
 
 def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, limit_s: float) -> Iterator[PipelineMix]:
-    """Yield mixes with one template for each part, without the parts on which no pipeline fits within the limits."""
+    """Yield mixes with one template for each part; parts without a template that keeps the limits are left out."""
     batch = scenario.training.global_batch
     shares = _divided(batch, [sum(map(_speed_of(scenario), part)) for part in parts])
     sizes = [sum(each.size for each in part) for part in parts]
@@ -108,7 +112,10 @@ def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, li
 
 
 def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple[PipelineTemplate, ...]]:
-    """Yield combinations of one template for each part; for many parts, the first ones with at most one exception."""
+    """Yield combinations of one template for each part.
+
+    For many parts, only one of the templates of a combination differs from the first template of its part.
+    """
     if len(found) <= MOST_COMBINED:
         yield from product(*found)
         return
@@ -120,7 +127,7 @@ def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple
 
 
 def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
-    """Return a function from a device class to its throughput if every device is always busy, samples/s."""
+    """Return a function from a device class to its throughput, samples per second, if every device is always busy."""
     layers = len(scenario.model.layers)
 
     def speed(device_class: DeviceClass) -> float:
@@ -131,7 +138,7 @@ def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
 
 
 def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
-    """Return ``samples`` divided in proportion to speeds, at least one each; the largest part absorbs rounding."""
+    """Return parts of ``samples`` in proportion to speeds, at least 1 each; the largest takes the rounding error."""
     total = sum(speeds)
     shares = [max(1, round(samples * speed / total)) for speed in speeds]
     largest = shares.index(max(shares))
@@ -140,10 +147,10 @@ def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
 
 
 def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> PipelineMix:
-    """Return the mix of templates with the batch divided for the least time of the slowest template.
+    """Return the mix of templates with the batch divided so that the slowest template is as fast as possible.
 
-    The samples are first divided by speed. Each template but the last is tried with every near multiple of its number
-    of pipelines; the last template takes the samples that remain.
+    The batch is first divided in proportion to speed. Then each template but the last is tried with every multiple of
+    its number of pipelines that is close enough (`_AROUND`); the last template takes the samples that remain.
     """
     batch = scenario.training.global_batch
     shares = _divided(batch, [each.samples / each.pipeline_s for each in templates])
@@ -170,13 +177,14 @@ def _slowest_s(templates: Sequence[PipelineTemplate]) -> float:
 
 
 def _gradient_sum_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -> float:
-    """Return an upper estimate of the slowest gradient sum, seconds: a ring over all replicas, on the slowest links."""
-    holders = sum(each.pipelines * min(stage.width for stage in each.stages) for each in templates)
+    """Return a high estimate of the slowest gradient sum, seconds: a ring over all replicas, on the slowest links."""
+    holders = sum(each.pipelines * min(stage.option.width for stage in each.stages) for each in templates)
     stages = [stage for each in templates for stage in each.stages]
     slowest_s = max(gradient_sum_s(stage, scenario, holders) for stage in stages)
-    ends = [each.stages[0].device_class.ends[0] for each in templates]
+    ends = [each.stages[0].option.device_class.ends[0] for each in templates]
     paths = [nominal_path(scenario, one, other) for one, other in zip(ends, [*ends[1:], ends[0]], strict=True)]
     largest = max(
-        scenario.model.at_degree(stage.degree).parameter_bytes(stage.first_layer, stage.end_layer) for stage in stages
+        scenario.model.at_degree(stage.option.degree).parameter_bytes(stage.first_layer, stage.end_layer)
+        for stage in stages
     )
     return max(slowest_s, ring_s(paths, max(holders, largest), holders))

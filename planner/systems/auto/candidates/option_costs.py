@@ -1,4 +1,7 @@
-"""Tables of the costs of stage options, for the dynamic programme of `planner.systems.auto.candidates.partition_dp`."""
+"""Tables of the costs of stage options on device classes, and lower bounds of pipelines that use them.
+
+`planner.systems.auto.candidates.partition_dp` uses the tables.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from planner.systems.auto.candidates.partition_dp import PartitionCosts
 def option_costs(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, holder_factor: float
 ) -> PartitionCosts:
-    """Return the costs of options; pipelines use the device classes in the order in which ``options`` first names them.
+    """Return the costs of options; the order of the classes along a pipeline is that of their first options.
 
     Args:
         options: Options on the device classes.
@@ -54,14 +57,14 @@ def option_costs(
 
 
 def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, int]) -> Ints:
-    """Return which option may come in front of which, as the field `PartitionCosts.next_context`.
+    """Return the field `PartitionCosts.next_context`, which tells what options may come in front of an option.
 
     All stages of a pipeline on one device class use the same option and are consecutive. The context is the number of
     stages on the class so far, minus one.
 
     Args:
         options: Options on the device classes.
-        places: Index of each device class along a pipeline.
+        places: Device class to its position along a pipeline.
     """
     place = np.array([places[each.device_class] for each in options])
     most = np.array([each.most_stages for each in options])
@@ -73,15 +76,16 @@ def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, i
 def lower_bounds_s(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
 ) -> tuple[float, float]:
-    """Return two lower bounds for one microbatch, seconds: the slowest stage's time, and the sum of all stages' times.
+    """Return lower bounds of the slowest stage's time and of the sum of all stages' times, for one microbatch, seconds.
 
-    The second bound takes the quickest option for every layer. The first is a solution of the dual of a linear
-    programme, in which any fraction of a layer may be on any class::
+    The second bound takes the fastest option for every layer. The first solves the dual of a linear programme in which
+    any fraction of a layer may be on any class::
 
-        (sum over l of min over i of c_i(l) / C_i) / (sum over i of u_i / C_i)
+        (sum over layers l of min over classes i of c_i(l) / C_i) / (sum over i of u_i / C_i)
 
-    c_i(l) is the time of layer l on class i times the number of devices that share it, least over the class's options;
-    C_i is the sum of c_i over all layers; u_i is the number of devices of class i for each pipeline.
+    For each option of class i, the time of layer l is multiplied by the number of devices that share it; c_i(l) is the
+    least of these products. C_i is the sum of c_i(l) over all layers, and u_i the number of devices of class i for each
+    pipeline.
     """
     best: dict[DeviceClass, Floats] = {}
     alone_s = np.full(len(scenario.model.layers), np.inf)
@@ -109,7 +113,10 @@ def _ring_path(scenario: Scenario, device_class: DeviceClass) -> ConstantRatePat
 
 @lru_cache(maxsize=65536)
 def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders: int) -> Floats:
-    """Return the time to sum the gradients of layers 0 to i - 1, in proportion to their bytes, s, [layers + 1]."""
+    """Return the time to sum the gradients of layers 0 to i - 1 for every i, seconds, [layers + 1].
+
+    It is assumed to be in proportion to the bytes of the gradients.
+    """
     size_bytes = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
     whole_bytes = float(size_bytes[-1])
     return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
@@ -122,29 +129,30 @@ def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> La
 
 
 def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> tuple[Floats, Floats]:
-    """Return the memory of ranges of layers on one device of an option, as `planner.cost.layers.range_memory`."""
+    """Return `planner.cost.layers.range_memory` for one device of an option, whose replicas share the samples."""
     return range_memory(scenario, -(-microbatch // option.width), option.degree, recompute=option.recompute)
 
 
 def boundary_costs(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
 ) -> tuple[Floats, Floats]:
-    """Return two arrays [option in front, option behind, layer], for the output of a layer between two stages.
-
-    The first is the time for which the output of one microbatch of every pipeline keeps the busiest link busy, seconds:
-    the messages share the network interfaces of hosts and the links of regions. The second is the time until one
-    message arrives, seconds.
+    """Return the costs of sending a layer's output from one stage to the next.
 
     Args:
         options: Options on the device classes.
         scenario: Scenario that gives links and sizes.
         pipelines: Number of pipelines that send at the same time.
         microbatch: Samples of a microbatch.
+
+    Returns:
+        Two arrays of seconds, [option of the sending stage, option of the receiving stage, layer]. The first is the
+        time for which the outputs of all pipelines for one microbatch keep the busiest link busy, since they share the
+        network interfaces of hosts and the links of regions. The second is the time until one message arrives.
     """
     count, layers = len(options), len(scenario.model.layers)
     busy_s, delivery_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
     width = np.array([option.width for option in options])
-    # Assumed: all devices of a host hold the same stage, for different pipelines or as replicas, and send at once.
+    # Assumed: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
     places: dict[DeviceClass, list[int]] = {}
@@ -171,10 +179,9 @@ class _ClassPath:
     """The path between devices of two classes.
 
     Attributes:
-        path: Path of a message that shares its links with no other.
-        host_s: Time of each layer's output for one sample on the slowest network interface of a host, seconds,
-            [layers].
-        region_s: The same on the slowest link of a region or between regions, seconds, [layers].
+        path: Path of a message that does not share its links.
+        host_s: Time of each layer's output for one sample on the slowest host interface, seconds, [layers].
+        region_s: The same on the slowest link within or between regions, seconds, [layers].
     """
 
     path: ConstantRatePath
@@ -199,7 +206,7 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Cl
 
 @lru_cache(maxsize=16384)
 def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
-    """Return the time to send each layer's output over an idle path, and the time until it arrives, s, [2, layers]."""
+    """Return the transmission and the delivery time of each layer's output on an idle path, seconds, [2, layers]."""
     path = _class_path(scenario, one, other).path
     sizes, which = np.unique(
         samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True

@@ -1,16 +1,19 @@
-"""Dynamic programme that cuts layers into stages and chooses one of several options for each stage, in compiled code.
+"""Dynamic programme that divides layers into stages and chooses an option for each stage, in compiled code.
 
 An option is a way to place a stage on devices. The round trip is the time from a microbatch's first forward to its last
 backward. For a given bound, the programme finds the pipeline with the shortest round trip among those in which no stage
-and no link is busy for longer than the bound per microbatch. The time of a step with M microbatches is
+and no link takes longer than the bound for one microbatch. The time of a step with M microbatches is::
 
-    (M - 1) * bound + round trip.
+    (M - 1) * bound + round trip
 
-Pipelines are built from the last stage to the first, because the number of microbatches in flight at a stage depends on
-the number of stages after it. A state of the programme has four parts: the number of stages so far, the option and the
-first layer of the first of them, and a context, which restricts the options of the stages still to come in front. For
-device classes (`option_costs`) the context is the number of stages so far on the class of the option, minus one; for
-few devices (`subset_dp`) it is the set of devices in use.
+Several bounds are tried. Pipelines are built from the last stage to the first, because the number of microbatches in
+flight at a stage depends on the number of stages after it. A state of the programme has four parts:
+
+- the number of stages so far,
+- the option of the first of these stages,
+- the first layer of this stage,
+- a context, which restricts the options of further stages in front. For device classes (`option_costs`) it is the
+  number of stages so far on the class of the option, minus one; for few devices (`subset_dp`) the set of used devices.
 """
 
 from typing import NamedTuple
@@ -23,32 +26,32 @@ from planner.step.graph import Floats, Ints
 # Relative accuracy of the bisection for the least feasible bound.
 ACCURACY = 0.01
 
-# Bounds that are tried, as multiples of the least feasible one. A larger bound may allow fewer stages and so a shorter
-# round trip, which outweighs the bound if there are few microbatches.
+# Bounds that are tried, as multiples of the least feasible one. A larger bound may allow fewer stages and thus a
+# shorter round trip, which saves more than the bound costs if there are few microbatches.
 WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
 
 
 class PartitionCosts(NamedTuple):
-    """Costs of layers on each option, for one microbatch; times are in seconds for forward and backward together.
+    """Costs of layers on each option, for one microbatch. Times are in seconds, for forward and backward together.
 
-    Entry i of an axis of size layers + 1 covers layers 0 to i - 1. A range of layers is [first layer, end layer], the
-    end exclusive. Of two options of neighbouring stages, the one in front has the earlier layers.
+    Entry i of a running sum covers layers 0 to i - 1. A range of layers is given by its first layer and its end layer,
+    which is not included. Of two neighbouring stages, the front one has the earlier layers, the rear one the later.
 
     Attributes:
-        compute_s: Running sum of the layers' compute time, [options, devices, layers + 1].
+        compute_s: Running sum of the layers' compute times, [options, devices, layers + 1].
         launches_s: Overhead of a stage for launching forward and backward.
         resident_bytes: Memory of a range of layers without microbatches, [options, devices, first layer, end layer].
         saved_bytes: Memory of a range for each microbatch in flight, [options, devices, first layer, end layer].
         capacity_bytes: Memory of each device, infinite for those not in the option, [options, devices].
-        busy_s: Time for which each layer's output keeps a link busy, [option in front, option behind, layers].
+        busy_s: Time for which each layer's output keeps a link busy, [front option, rear option, layers].
         transfer_s: Time until each layer's output arrives, plus the time until the gradient of the output arrives,
-            [option in front, option behind, layers].
-        sum_s: Running sum of the times to sum layers' gradients over replicas, [options, layers + 1].
-        first_context: Context of a pipeline's last stage, with which building starts, [options].
-        next_context: New context when a stage is put in front of another; -1 if that is not allowed,
-            [context, option behind, option in front].
+            [front option, rear option, layers].
+        sum_s: Running sum of the times to sum the layers' gradients over replicas, [options, layers + 1].
+        first_context: Context of a pipeline that consists of its last stage alone, [options].
+        next_context: New context when a stage is put in front of a pipeline; -1 if the front option is not allowed,
+            [context, rear option, front option].
         blocks: Whether a device computes nothing during its transfers.
-        waits: Whether a stage may hold fewer microbatches than its depth, and wait; otherwise it does not fit.
+        waits: Whether a stage may hold fewer microbatches than its depth, and then waits; otherwise it does not fit.
         adds_sums: Whether gradient sums count as part of the round trip.
     """
 
@@ -68,14 +71,14 @@ class PartitionCosts(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits that every pipeline of one run of the programme must keep.
+    """Upper limits for the pipelines of one run of the programme.
 
     Attributes:
         microbatches: Number of microbatches of a step, M.
-        bound_s: Most time of a stage or a link for one microbatch, seconds.
-        round_trip_s: Most time of the round trip, seconds.
+        bound_s: Longest time of a stage or a link for one microbatch, seconds.
+        round_trip_s: Longest round trip, seconds.
         quickest_s: Lower bound of the compute time of layers 0 to i - 1, seconds, [layers].
-        sum_s: Most time of a stage's gradient sum, seconds.
+        sum_s: Longest gradient sum of a stage, seconds.
     """
 
     microbatches: int
@@ -101,29 +104,20 @@ class Partition(NamedTuple):
     first_layer: Ints
 
 
+@njit(cache=True)
 def best_partition(
     costs: PartitionCosts, microbatches: int, most_stages: int, least_s: float, limit_s: float, most_sum_s: float
-) -> Partition:
+) -> Partition:  # pragma: no cover
     """Return the pipeline with the shortest step, or a `Partition` without stages if no step is within ``limit_s``.
 
     Args:
         costs: Costs of layers on each option.
         microbatches: Number of microbatches of a step, M.
-        most_stages: Limit on the number of stages.
+        most_stages: Largest number of stages.
         least_s: Lower bound of the slowest stage's time for a microbatch, with which the bisection starts, seconds.
-        limit_s: Limit on the time of a step without gradient sums, seconds.
-        most_sum_s: Limit on the time of a stage's gradient sum, seconds.
+        limit_s: Longest time of a step without gradient sums, seconds.
+        most_sum_s: Longest gradient sum of a stage, seconds.
     """
-    bottleneck_s, round_trip_s, option, first_layer = _best_partition(
-        costs, microbatches, most_stages, least_s, limit_s, most_sum_s
-    )
-    return Partition(float(bottleneck_s), float(round_trip_s), option, first_layer)
-
-
-@njit(cache=True)
-def _best_partition(
-    costs: PartitionCosts, microbatches: int, most_stages: int, least_s: float, limit_s: float, most_sum_s: float
-) -> tuple[float, float, Ints, Ints]:  # pragma: no cover
     options, layers, contexts = costs.compute_s.shape[0], costs.compute_s.shape[2] - 1, costs.next_context.shape[0]
     round_trip_s = np.empty((most_stages + 1, options, contexts, layers))
     next_state = np.empty((most_stages + 1, options, contexts, layers), np.int64)
@@ -134,7 +128,7 @@ def _best_partition(
     high, low, most_s = limit_s / microbatches, least_s, limit_s - (microbatches - 1) * least_s
     limits = Limits(microbatches, high, most_s, quickest_s, most_sum_s)
     if _least(costs, limits, round_trip_s, next_state) == np.inf:
-        return np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64)
+        return Partition(np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64))
     while high - low > ACCURACY * high:
         middle, most_s = (low + high) / 2, limit_s - (microbatches - 1) * low
         limits = Limits(microbatches, middle, most_s, quickest_s, most_sum_s)
@@ -154,19 +148,22 @@ def _best_partition(
     found_s, start = best_start(round_trip_s, 0, contexts)
     option, first_layer = np.empty(most_stages, np.int64), np.empty(most_stages, np.int64)
     stages = unwind(start, next_state, option, first_layer)
-    return best_bound_s, found_s, option[:stages], first_layer[:stages]
+    return Partition(best_bound_s, found_s, option[:stages], first_layer[:stages])
 
 
 @njit(cache=True)
 def _least(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> float:  # pragma: no cover
-    """Fill the tables (`fill`) and return the least round trip of a whole pipeline, seconds; infinite if none fits."""
+    """Fill the two tables and return the shortest round trip of a whole pipeline, seconds; infinite if none fits."""
     fill(costs, limits, round_trip_s, next_state)
     return float(best_start(round_trip_s, 0, round_trip_s.shape[2])[0])
 
 
 @njit(cache=True)
 def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
-    """Return the least round trip of a whole pipeline in a range of contexts, seconds, and its state's flat index."""
+    """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its state in the tables.
+
+    Only contexts from ``context`` to ``end_context`` - 1 count.
+    """
     best_s, start = np.inf, -1
     stages, options, contexts, layers = round_trip_s.shape
     for number in range(1, stages):
@@ -180,23 +177,25 @@ def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[fl
 
 @njit(cache=True)
 def fill(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> None:  # pragma: no cover
-    """Fill two tables with an entry for each state, both [stages so far, option, context, first layer].
+    """Fill two tables, which have an entry for each state, [stages so far, option, context, first layer].
 
-    ``round_trip_s`` becomes the least round trip of the stages so far, seconds, infinite if the state is impossible;
-    ``next_state`` the flat index of the state without the first of these stages, or -1 if there is only one stage.
+    An entry of ``round_trip_s`` becomes the shortest round trip of the stages so far, seconds; it is infinite if the
+    state is impossible. An entry of ``next_state`` becomes the flat index of the state without the first of these
+    stages, or -1 if there is only one stage.
     """
     tables, options, contexts, layers = round_trip_s.shape
     round_trip_s[:] = np.inf
-    # Least round trip with at most the present number of stages. A state with more stages and no shorter round trip is
-    # not continued, since more stages in flight need no less memory.
+    # Shortest round trip of an option, context and first layer with any number of stages so far. A state with more
+    # stages and no shorter round trip is not extended, since stages in front of more stages need at least as much
+    # memory.
     least_s = np.full((options, contexts, layers), np.inf)
     for option in range(options):
         for first in range(layers - 1, -1, -1):
             time_s, sum_s = compute_s(costs, option, first, layers), _sum_s(costs, option, first, layers)
             if time_s > limits.bound_s or sum_s > limits.sum_s:
                 break
-            # No break: with recomputation a stage that starts earlier may need less memory, since it saves only the
-            # input of its first layer.
+            # The loop goes on after a stage that does not fit: with recomputation, a stage with more layers may need
+            # less memory, since it saves only the input of its first layer.
             if wait_s(costs, option, first, layers, 1, 0.0) > 0:
                 continue
             total_s = time_s + (sum_s if costs.adds_sums else 0.0)
@@ -225,7 +224,7 @@ def _prepend(
     round_trip_s: Floats,
     next_state: Ints,
 ) -> None:  # pragma: no cover
-    """Update both tables for every stage that may come in front of state ``here``, whose first layer is ``end``."""
+    """Update both tables with every stage in front of the state with flat index ``here`` and first layer ``end``."""
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
     for front in range(round_trip_s.shape[1]):
         place = costs.next_context[context, option, front]
@@ -254,7 +253,7 @@ def _prepend(
 
 @njit(cache=True)
 def compute_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  # pragma: no cover
-    """Return the seconds that layers ``first`` to ``end`` - 1 take on the slowest device of an option."""
+    """Return the time of layers ``first`` to ``end`` - 1 on the slowest device of an option, seconds."""
     slowest_s = 0.0
     for device in range(costs.compute_s.shape[1]):
         slowest_s = max(slowest_s, costs.compute_s[option, device, end] - costs.compute_s[option, device, first])
@@ -270,11 +269,11 @@ def _sum_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  
 def wait_s(
     costs: PartitionCosts, option: int, first: int, end: int, depth: int, round_trip_s: float
 ) -> float:  # pragma: no cover
-    """Return the time per microbatch that a stage needs if memory limits its microbatches in flight, seconds.
+    """Return the time per microbatch of a stage whose microbatches in flight are limited by memory, seconds.
 
-    With n < ``depth`` microbatches in flight, each for ``round_trip_s``, the result is ``round_trip_s`` / n. It is 0 if
-    memory holds ``depth`` microbatches, and infinite if it holds none, or fewer than ``depth`` and ``costs.waits`` is
-    false.
+    The result is 0 if memory holds ``depth`` microbatches. If it holds only n of them, each is in flight for
+    ``round_trip_s``, and the result is ``round_trip_s`` / n. The result is infinite if memory holds none, or if
+    ``costs.waits`` is False and it holds fewer than ``depth``.
     """
     held = depth
     for device in range(costs.compute_s.shape[1]):
@@ -289,7 +288,7 @@ def wait_s(
 
 @njit(cache=True)
 def unwind(start: int, next_state: Ints, option: Ints, first_layer: Ints) -> int:  # pragma: no cover
-    """Write the option and first layer of each stage into two arrays, from state ``start`` on; return their number."""
+    """Write option and first layer of each stage of state ``start`` into two arrays; return the number of stages."""
     _, options, contexts, layers = next_state.shape
     flat = next_state.reshape(-1)
     stages, state = 0, start

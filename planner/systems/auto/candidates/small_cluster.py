@@ -1,4 +1,4 @@
-"""Candidate plans of small clusters: the best pipelines on every set of devices, alone and in pairs side by side."""
+"""Candidate plans of small clusters: the fastest pipelines on every set of devices, alone and in pairs side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -26,37 +26,37 @@ from planner.systems.auto.candidates.subset_dp import (
     timed_pipelines,
 )
 
-# Most devices for which every set is tried; more devices are searched by device class.
+# Most devices for which every set is tried; larger clusters are searched by device class only.
 MOST_DEVICES = 6
 
-# Up to this number of possible pipelines, all are timed; with more, the dynamic programme selects some.
+# Most possible pipelines for which all are timed; if there are more, the dynamic programme selects some.
 _MOST_TIMED = 3000
 
-# `_ALONE` pipelines at most become plans, and only if their step, by the closed form, takes no longer than `_WORST`
-# times the shortest; and `_PAIRS` pairs of pipelines at most.
+# Most pipelines that become plans of their own, their longest step as a multiple of the shortest one by the closed
+# form, and most pairs of pipelines that become plans.
 _ALONE, _WORST, _PAIRS = 120, 1.6, 64
 
-# For two pipelines side by side: divisions of the batch that are tried, divisions that are kept for each pair of device
-# sets, and pipelines of each set that are combined.
+# For pairs of pipelines: divisions of the batch that are tried, divisions that are kept for each pair of device sets,
+# and pipelines of each set that are combined.
 _DIVISIONS, _DIVISIONS_OF_PAIR, _PER_SET = 64, 3, 3
 
-# Samples of a microbatch that are tried: those of `_MICROBATCHES`, and the batch divided by each of `_COUNTS`.
+# Microbatch sizes that are tried: `_MICROBATCHES` samples, and the batch divided by each of `_COUNTS`.
 _COUNTS = (1, 2, 3)
 _MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def count_pipelines(devices: int, layers: int) -> int:
-    """Return the number of pipelines, of which each is a sequence of disjoint device sets with consecutive layers."""
+    """Return the number of pipelines that `all_pipelines` returns."""
     return sum(comb(layers - 1, len(subsets) - 1) for subsets in _ordered_subsets((1 << devices) - 1))
 
 
 @lru_cache(maxsize=8)
 def all_pipelines(devices: int, layers: int) -> tuple[Ints, Ints]:
-    """Return the stages of all pipelines on some of ``devices`` devices.
+    """Return all pipelines on some of ``devices`` devices: sequences of disjoint device sets with consecutive layers.
 
     Returns:
-        Two arrays of integers, [pipelines, devices], with an entry for each stage: the set of its devices, as a number
-        whose bits are the devices' indices, and the index of its first layer. Both are 0 after the last stage.
+        Two arrays of integers, [pipelines, devices], with an entry for each stage: the set of its devices (bit i is 1
+        if device i is a member), and the index of its first layer. Both are 0 after the last stage.
     """
     pipelines = [
         (subsets, (0, *cuts))
@@ -71,7 +71,7 @@ def all_pipelines(devices: int, layers: int) -> tuple[Ints, Ints]:
 
 
 def _ordered_subsets(devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield every sequence of disjoint, non-empty subsets of a set of devices, as numbers whose bits are devices."""
+    """Yield every sequence of disjoint, non-empty subsets of a set of devices; sets are numbers as in `subset_dp`."""
     subset = devices
     while subset:
         yield (subset,)
@@ -80,13 +80,13 @@ def _ordered_subsets(devices: int) -> Iterator[tuple[int, ...]]:
 
 
 class _PipelineShare(NamedTuple):
-    """A pipeline that takes a part of the batch.
+    """A pipeline, and the part of the batch that it takes.
 
     Attributes:
-        sought: Samples of a microbatch for which the pipeline was found, a key of `_Found`.
+        sought: Microbatch size for which the pipeline was found, in samples; a key of `_Found`.
         number: Index of the pipeline among those found for this microbatch size.
-        microbatch: Samples of its largest microbatch, at most ``sought``.
-        samples: Samples that it takes per step.
+        microbatch: Samples of the pipeline's largest microbatch, at most ``sought``.
+        samples: Samples that the pipeline takes per step.
     """
 
     sought: int
@@ -95,15 +95,15 @@ class _PipelineShare(NamedTuple):
     samples: int
 
 
-# Seconds of a step by the closed form, and the pipeline.
+# (time of a step by the closed form in seconds, pipeline).
 _Timed = tuple[float, _PipelineShare]
 
-# The pipelines found for each microbatch size, in samples.
+# Microbatch size in samples to the pipelines that were found for it.
 _Found = Mapping[int, SubsetPipelines]
 
 
 def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy: str) -> Iterator[Plan]:
-    """Yield plans of one pipeline, and of two pipelines side by side, that are quickest by the closed form.
+    """Yield the fastest plans of one pipeline, and of two pipelines side by side, by the closed form.
 
     Args:
         devices: Devices that may be used, `MOST_DEVICES` at most.
@@ -128,16 +128,17 @@ def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy:
 
 
 def _alone(found: _Found, batch: int) -> list[_PipelineShare]:
-    """Return the quickest pipelines that take the whole batch, and the quickest one on every set of devices."""
+    """Return the fastest pipelines that take the whole batch, and the fastest one on every set of devices."""
     by_set = _best_of_sets(found, batch, _ALONE)
     ranked = sorted(each for timed in by_set.values() for each in timed)
     quick = [share for time_s, share in ranked[:_ALONE] if time_s <= _WORST * ranked[0][0]]
-    # With a price as the objective or a budget, a slow pipeline on few devices may be the best: keep one for each set.
+    # A slow pipeline on few devices may be best if the objective is a price or there is a budget: keep one for each
+    # set.
     return list(dict.fromkeys((*quick, *(timed[0][1] for timed in by_set.values()))))
 
 
 def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list[tuple[_PipelineShare, _PipelineShare]]:
-    """Return the quickest pairs of pipelines on disjoint sets of devices, with the batch divided between the two."""
+    """Return the fastest pairs of pipelines on disjoint sets of devices, which divide the batch between them."""
     batch = scenario.training.global_batch
     divisions = sorted({round(part) for part in np.linspace(1, batch - 1, _DIVISIONS)}) if batch > 1 else []
     sizes = sorted({samples for part in divisions for samples in (part, batch - part)})
@@ -156,9 +157,9 @@ def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list
 
 
 def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Timed]]:
-    """Return the ``most`` quickest pipelines of each device set when they take ``samples`` per step, quickest first.
+    """Return the ``most`` fastest pipelines of each device set for steps of ``samples`` samples, fastest first.
 
-    If the microbatches become smaller than those for which a pipeline was found, its time is assumed to shrink in
+    Assumed: if microbatches become smaller than those for which a pipeline was found, the time of a step shrinks in
     proportion.
     """
     by_set: dict[int, list[_Timed]] = {}
@@ -181,7 +182,7 @@ def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Tim
 
 
 def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: Scenario) -> float:
-    """Return the time of gradient sums between two pipelines, as if each device held an equal stage, seconds."""
+    """Return the time of gradient sums between two pipelines, seconds, as if all stages of a pipeline were equal."""
     size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others))
     ends = [(a.name, b.name) for a in ones for b in others]
     paths = {nominal_path(scenario, *hop) for one, other in ends for hop in ((one, other), (other, one))}

@@ -1,9 +1,8 @@
-"""Pipelines of few, unlike devices: the partition dynamic programme with every set of devices as an option.
+"""Pipelines of few, unlike devices: the dynamic programme of `partition_dp` with every set of devices as an option.
 
-A set of devices, the replicas of a stage, is a number: bit i is 1 if device i is a member. For every set of devices
-that a whole pipeline may use, and for every bound of a grid, the programme of
-`planner.systems.auto.candidates.partition_dp` finds the pipeline with the shortest round trip. If there are only few
-possible pipelines, all of them are timed instead (`timed_pipelines`).
+A set of devices, which are the replicas of a stage, is written as a number: bit i is 1 if device i is a member. For
+every set of devices that a whole pipeline may use, and for every bound of a grid, the programme finds the pipeline with
+the shortest round trip. If only few pipelines are possible, all of them are timed instead (`timed_pipelines`).
 """
 
 from collections.abc import Sequence
@@ -28,11 +27,11 @@ from planner.systems.auto.candidates.partition_dp import (
     wait_s,
 )
 
-# The grid has `_BOUNDS` bounds from the least possible one to the time of the quickest device alone, and `_BEYOND`
-# bounds from there to `_FARTHEST` times that time, for cases in which memory or links forbid smaller ones.
+# The grid has `_BOUNDS` bounds from the least possible one to the time of the fastest device alone, and `_BEYOND`
+# bounds up to `_FARTHEST` times that time, which are needed if memory or links allow no smaller ones.
 _BOUNDS, _BEYOND, _FARTHEST = 40, 10, 20.0
 
-# Compute time per layer of a device that gets no samples, seconds: so large that its set is never used.
+# Compute time per layer of a device that gets no samples, seconds: so long that no set with such a device is used.
 _NO_SAMPLES_S = 1e30
 
 
@@ -41,8 +40,8 @@ class SubsetPipelines(NamedTuple):
 
     Attributes:
         used: Set of all devices of the pipeline, [pipelines].
-        bound_s: Time that no stage and no link exceeds for one microbatch, seconds, [pipelines].
-        round_trip_s: Time from a microbatch's first forward to its last backward plus the time of all stages' gradient
+        bound_s: Longest time of a stage or link for one microbatch, seconds, [pipelines].
+        round_trip_s: Time from a microbatch's first forward to its last backward, plus the time of all stages' gradient
             sums, seconds, [pipelines].
         devices: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
         first_layer: Index of the first layer of each stage, [pipelines, most stages].
@@ -55,20 +54,20 @@ class SubsetPipelines(NamedTuple):
     first_layer: Ints
 
     def steps_s(self, microbatches: int) -> Floats:
-        """Return the time of a step of ``microbatches`` microbatches for each pipeline, seconds, [pipelines]."""
+        """Return the time of a step with ``microbatches`` microbatches of each pipeline, seconds, [pipelines]."""
         return np.asarray((microbatches - 1) * self.bound_s + self.round_trip_s)
 
 
 def devices_of(subset: int, devices: Sequence[Device]) -> list[Device]:
-    """Return the members of a set: device i if bit i of ``subset`` is 1."""
+    """Return the devices of a set, in their order."""
     return [device for number, device in enumerate(devices) if subset >> number & 1]
 
 
 def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: int) -> dict[str, int]:
     """Return the number of samples of a microbatch that each device takes, by device name.
 
-    If the samples suffice, every device takes at least one, even a slow one, since its memory may be needed. Each
-    further sample goes to the device that would finish first with it.
+    If there are enough samples, every device takes at least one, even if it is slow, since its memory may be needed.
+    Each further sample goes to the device that would finish first with it.
     """
     layers = len(scenario.model.layers)
     first = min(1, microbatch // len(members))
@@ -82,7 +81,7 @@ def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: 
 
 
 def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> PartitionCosts:
-    """Return the costs of all sets of devices: option i is the set i + 1, a context the set of all devices in use."""
+    """Return the costs of all sets of devices: option i is set i + 1, and a context is the set of all used devices."""
     subsets = range(1, 1 << len(devices))
     shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
     seconds, resident, saved = np.zeros(shape), np.zeros((*shape, shape[-1])), np.zeros((*shape, shape[-1]))
@@ -108,7 +107,7 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
         saved,
         np.where(is_member, capacity, np.inf),
         np.maximum(busy_s, busy_s.swapaxes(0, 1)),
-        # Outputs and their gradients travel in opposite directions, whose links may differ.
+        # Outputs and their gradients are sent in opposite directions, whose links may differ.
         delivery_s + delivery_s.swapaxes(0, 1),
         # The time to sum the whole model's gradients is divided among the layers in proportion to their model state.
         sums_s[:, None] * (states / max(states[-1], 1.0)),
@@ -127,7 +126,10 @@ def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
 
 
 def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
-    """Return the seconds to send each layer's output between sets, and until it arrives, [sets, sets, layers] each."""
+    """Return the time to send each layer's output from one set to another, and the time until it arrives.
+
+    Both are arrays of seconds, [sending set - 1, receiving set - 1, layers].
+    """
     subsets, outputs = range(1, 1 << len(devices)), np.array([layer.output_bytes for layer in scenario.model.layers])
     busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
     for one in subsets:
@@ -161,7 +163,7 @@ def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:
 
 
 def bounds_grid(costs: PartitionCosts) -> Floats:
-    """Return the bounds of the slowest stage or link with which `best_pipelines` is run, ascending, seconds."""
+    """Return the bounds of the slowest stage or link that `best_pipelines` tries, ascending, seconds."""
     devices = range(costs.compute_s.shape[1])
     alone_s = np.array([costs.compute_s[(1 << number) - 1, number, -1] for number in devices]) + costs.launches_s
     high = float(alone_s.min())
@@ -170,18 +172,17 @@ def bounds_grid(costs: PartitionCosts) -> Floats:
 
 
 def best_pipelines(costs: PartitionCosts, microbatches: int, bounds_s: Floats) -> SubsetPipelines:
-    """Return the pipeline with the shortest round trip for each bound and each set of all devices in use.
+    """Return, for each bound and each set of used devices, the pipeline with the shortest round trip.
 
     Args:
         costs: Costs of every set of devices.
-        microbatches: Number of microbatches of a step. A stage holds as many in flight as there are stages from this
-            one to the last, and never more than this number.
+        microbatches: Number of microbatches of a step, which limits the number in flight at a stage.
         bounds_s: Bounds of the slowest stage or link, ascending, seconds.
     """
     round_trip_s, subset, first_layer = _best_pipelines(costs, microbatches, bounds_s)
     bound, used = np.nonzero(np.isfinite(round_trip_s))
     stages = np.concatenate((subset[bound, used], first_layer[bound, used]), axis=1)
-    # A pipeline found with several bounds is kept once, with the least bound.
+    # A pipeline that is found with several bounds is kept with the least one.
     _, first = np.unique(stages, axis=0, return_index=True)
     bound, used = bound[first], used[first]
     return SubsetPipelines(
@@ -194,7 +195,7 @@ def timed_pipelines(costs: PartitionCosts, microbatches: int, subset: Ints, firs
 
     Args:
         costs: Costs of every set of devices.
-        microbatches: Number of microbatches of a step, a limit of those in flight at a stage.
+        microbatches: Number of microbatches of a step, which limits the number in flight at a stage.
         subset: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
         first_layer: Index of the first layer of each stage, [pipelines, most stages].
     """

@@ -2,10 +2,10 @@
 
 With M microbatches for each pipeline, the time of a step is::
 
-    (M - 1) * slowest stage or link + round trip of one microbatch + slowest gradient sum
+    (M - 1) * slowest stage or link + round trip + slowest gradient sum
 
-The first term takes the time for one microbatch in both directions. The round trip is the time from a microbatch's
-first forward to its last backward.
+The first factor is the time that the slowest stage or link takes for one microbatch in both directions. The round trip
+is the time from a microbatch's first forward to its last backward.
 """
 
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from functools import lru_cache
 
 from planner.cost.layers import launches_s
 from planner.scenario.scenario import Scenario
-from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
+from planner.systems.auto.candidates.device_classes import StageOption
 from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_memory, option_table
 
-# `retimed` tries microbatch sizes from the template's size divided by this factor to the size times this factor.
+# `retimed` tries microbatches that are smaller and larger than the template's by up to this factor.
 _WIDEST = 2.0
 
 # Time that stands for "does not fit into memory", seconds. It is finite because infinity times zero is NaN.
@@ -28,20 +28,14 @@ class TemplateStage:
     """A stage of each pipeline of a template: consecutive layers on devices of one class.
 
     Attributes:
-        device_class: Class whose devices hold the layers.
-        degree: Number of devices that share each layer by tensor parallelism.
-        width: Number of replicas of the stage in one pipeline.
+        option: Device class that holds the layers, and the way in which they use it.
         first_layer: Index of the first layer.
         end_layer: Index after the last layer.
-        recompute: Whether the stage saves only its input and recomputes activations during backward.
     """
 
-    device_class: DeviceClass
-    degree: int
-    width: int
+    option: StageOption
     first_layer: int
     end_layer: int
-    recompute: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +44,7 @@ class PipelineTemplate:
 
     Attributes:
         pipelines: Number of pipelines.
-        samples: Samples that all pipelines together take per step.
+        samples: Samples of one step, over all pipelines.
         microbatch: Samples of a microbatch.
         stages: Stages of each pipeline, first to last.
         bottleneck_s: Time of the slowest stage or link for one microbatch, seconds.
@@ -68,7 +62,7 @@ class PipelineTemplate:
 
     @property
     def pipeline_s(self) -> float:
-        """Seconds of a step without gradient sums; smaller microbatches are assumed to take proportionally less."""
+        """Time of a step without gradient sums, seconds; that of smaller microbatches is assumed to be proportional."""
         share = -(-self.samples // self.pipelines)
         microbatches = -(-share // self.microbatch)
         filled = -(-share // microbatches) / self.microbatch
@@ -82,23 +76,21 @@ class PipelineTemplate:
 
 def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
     """Return the time of a ring all-reduce of a stage's gradients over ``holders`` devices of its class, seconds."""
-    model = scenario.model.at_degree(stage.degree)
-    return class_ring_s(
-        scenario, stage.device_class, model.parameter_bytes(stage.first_layer, stage.end_layer), holders
-    )
+    size_bytes = scenario.model.at_degree(stage.option.degree).parameter_bytes(stage.first_layer, stage.end_layer)
+    return class_ring_s(scenario, stage.option.device_class, size_bytes, holders)
 
 
 def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> PipelineTemplate:
-    """Return the template for ``samples`` per step, with the microbatch size that gives the shortest `pipeline_s`.
+    """Return the template with ``samples`` samples per step and the microbatch size of the shortest `pipeline_s`.
 
-    Stages and ``sum_s`` are unchanged. If nothing fits into memory, the times are `INFEASIBLE_S`.
+    Stages and ``sum_s`` are unchanged. If no microbatch fits into memory, the times are `INFEASIBLE_S`.
     """
     if samples < template.pipelines:
         return replace(template, samples=samples, bottleneck_s=INFEASIBLE_S, round_trip_s=INFEASIBLE_S)
     share = -(-samples // template.pipelines)
     least = max(1, int(share / (template.microbatch * _WIDEST)))
     most = min(share, int(share / template.microbatch * _WIDEST) + 1)
-    widest = max(stage.width for stage in template.stages)
+    widest = max(stage.option.width for stage in template.stages)
     tried = [_with_microbatch(template, scenario, samples, -(-share // count)) for count in range(least, most + 1)]
     able = [each for each in tried if each.microbatch >= widest]
     return min(able or [_with_microbatch(template, scenario, samples, share)], key=lambda each: each.pipeline_s)
@@ -117,7 +109,7 @@ def _times_s(
     stages: tuple[TemplateStage, ...], scenario: Scenario, pipelines: int, microbatch: int, microbatches: int
 ) -> tuple[float, float]:
     """Return ``bottleneck_s`` and ``round_trip_s`` of a template, both `INFEASIBLE_S` if a stage exceeds memory."""
-    options = [StageOption(stage.device_class, stage.degree, stage.width, stage.recompute, 1) for stage in stages]
+    options = [stage.option for stage in stages]
     busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
     blocks = scenario.effects.compute.transfers_block
     bottleneck_s = round_trip_s = 0.0
@@ -125,7 +117,7 @@ def _times_s(
         depth = min(microbatches, len(stages) - index)
         own = stage.first_layer, stage.end_layer
         resident_bytes, saved_bytes = (each[own] for each in option_memory(scenario, option, microbatch))
-        if resident_bytes + depth * saved_bytes > stage.device_class.memory_bytes:
+        if resident_bytes + depth * saved_bytes > option.device_class.memory_bytes:
             return INFEASIBLE_S, INFEASIBLE_S
         until_s = option_table(scenario, option, microbatch).compute_s
         compute_s, blocked_s = float(until_s[own[1]] - until_s[own[0]]) + launches_s(scenario), 0.0

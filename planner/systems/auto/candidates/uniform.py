@@ -1,9 +1,9 @@
-"""The search for templates: equal pipelines side by side, each over all or some of the given device classes.
+"""Search for templates: numbers of equal pipelines side by side, each over all or some of the given device classes.
 
-Each number of pipelines that gives a pipeline another number of devices of some class is combined with each size of
-`_MICROBATCHES` and, for few classes, with each order of the classes along a pipeline. A combination is skipped if its
-lower bound of the step time exceeds the shortest step already found by more than `SLACK`. Times follow the closed form
-of `planner.systems.auto.candidates.templates`.
+The search combines numbers of pipelines, microbatch sizes and, for few classes, orders of the classes along a pipeline;
+for each combination, `planner.systems.auto.candidates.partition_dp` divides the layers. A combination is skipped if a
+lower bound of its step time exceeds the shortest step already found by more than a factor of `SLACK`. Times follow the
+closed form of `planner.systems.auto.candidates.templates`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,24 +17,24 @@ from planner.systems.auto.candidates.option_costs import lower_bounds_s, next_co
 from planner.systems.auto.candidates.partition_dp import Partition, best_partition
 from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sum_s
 
-# Most templates that are kept, and the most that their step may exceed the shortest one, as a factor.
+# Most templates that are kept, and the longest step of a kept template, as a multiple of the shortest one.
 KEPT = 12
 SLACK = 1.03
 
 # Most stages of a pipeline.
 MOST_STAGES = 16
 
-# Up to this number of device classes, all orders are tried; for more, the given order and its reverse.
+# Most device classes for which all orders are tried; for more, the given order and its reverse are tried.
 MOST_PERMUTED = 3
 
-# The dynamic programme runs up to `_SUM_BOUNDS` times: first without a limit on the time of gradient sums, then each
-# time with the limit `_LESS_SUM` times the longest sum just found. It stops early if that sum is shorter than
-# `_SHORT_SUM` times the longest step of interest.
+# The dynamic programme runs up to `_SUM_BOUNDS` times: first without a limit on the time of a gradient sum, then each
+# time with a limit of `_LESS_SUM` times the longest sum of the previous result. It stops early if this sum is shorter
+# than `_SHORT_SUM` times the longest step of interest.
 _SUM_BOUNDS = 3
 _LESS_SUM = 0.6
 _SHORT_SUM = 0.1
 
-# Samples of a microbatch with which pipelines are searched for; `retimed` tries sizes in between.
+# Microbatch sizes of the search, in samples; `retimed` tries sizes in between.
 _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -45,15 +45,15 @@ def find_templates(
     holder_factor: float = 1.0,
     limit_s: float = inf,
 ) -> list[PipelineTemplate]:
-    """Return at most `KEPT` templates over some device classes, the one with the shortest step first.
+    """Return up to `KEPT` templates over some device classes, the one with the shortest step first.
 
-    Templates with recomputation are searched for only if none without it fits into memory. The list is empty if nothing
-    fits, or if no step is within ``limit_s``.
+    Recomputation is tried only if no template without it fits into memory. The list is empty if no template fits, or if
+    no step is within ``limit_s``.
 
     Args:
         device_classes: Classes of which all or some devices are used.
         scenario: Scenario that gives model and links.
-        samples: Samples that all pipelines together take per step.
+        samples: Samples of one step, over all pipelines.
         holder_factor: Number of replicas of a layer in the whole plan divided by their number in these pipelines.
         limit_s: Longest step of interest, seconds.
     """
@@ -71,7 +71,7 @@ def find_templates(
 
 
 def _best(found: Sequence[PipelineTemplate]) -> list[PipelineTemplate]:
-    # Of templates with equal pipelines, microbatch and stages, keep the first.
+    # Different limits on gradient sums may give the same template several times.
     distinct = {(each.pipelines, each.microbatch, each.stages): each for each in reversed(found)}
     ranked = sorted(distinct.values(), key=lambda each: each.step_s)[:KEPT]
     return [each for each in ranked if each.step_s <= SLACK * ranked[0].step_s]
@@ -85,7 +85,7 @@ class _Shape:
         pipelines: Number of equal pipelines.
         microbatch: Samples of a microbatch.
         microbatches: Number of microbatches of a pipeline per step.
-        options: Ways in which the stages of a pipeline can use the device classes.
+        options: Options of the stages on the device classes.
         bottleneck_s: Lower bound of the slowest stage's time for a microbatch, seconds.
         least_s: Lower bound of the time of a step, seconds.
     """
@@ -116,12 +116,12 @@ def _shapes(
 def _templates(
     shape: _Shape, scenario: Scenario, samples: int, holder_factor: float, limit_s: float
 ) -> Iterator[PipelineTemplate]:
-    """Yield the best template for each order of classes and limit on gradient sums, if its step is within ``limit_s``.
+    """Yield the fastest template for each order of the classes and each limit on gradient sums.
 
-    The limit does not include gradient sums.
+    Steps without gradient sums take no longer than ``limit_s`` seconds.
     """
     costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor)
-    # Limit steps to 4 times the compute time of all layers on the slowest option, so that the bisection starts finite.
+    # The bisection needs a finite limit: 4 times the compute time of all layers on the slowest option.
     limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
     layers = len(scenario.model.layers)
     for places in _orders(list(dict.fromkeys(option.device_class for option in shape.options))):
@@ -135,13 +135,13 @@ def _templates(
                 break
             stages = tuple(_stages(found, shape.options, layers))
             holders = shape.pipelines * holder_factor
-            sum_s = max(gradient_sum_s(stage, scenario, round(holders * stage.width)) for stage in stages)
+            sum_s = max(gradient_sum_s(stage, scenario, round(holders * stage.option.width)) for stage in stages)
             yield _without_common_width(
                 PipelineTemplate(
                     shape.pipelines, samples, shape.microbatch, stages, found.bottleneck_s, found.round_trip_s, sum_s
                 )
             )
-            # More stages leave fewer parameters on each device, and the shorter sums may outweigh the longer pipeline.
+            # A longer pipeline has fewer parameters on each device, so shorter gradient sums may make its step shorter.
             most_sum_s = _LESS_SUM * sum_s
             if sum_s < _SHORT_SUM * limit_s:
                 break
@@ -157,16 +157,19 @@ def _orders(device_classes: Sequence[DeviceClass]) -> Iterator[dict[DeviceClass,
 def _stages(found: Partition, options: Sequence[StageOption], layers: int) -> Iterator[TemplateStage]:
     first_layers = found.first_layer.tolist()
     for index, first, end in zip(found.option.tolist(), first_layers, [*first_layers[1:], layers], strict=True):
-        option = options[index]
-        yield TemplateStage(option.device_class, option.degree, option.width, first, end, option.recompute)
+        yield TemplateStage(options[index], first, end)
 
 
 def _without_common_width(template: PipelineTemplate) -> PipelineTemplate:
-    """Return the template with replicas common to all stages turned into pipelines: equal templates compare equal."""
-    times = gcd(*(stage.width for stage in template.stages))
+    """Return the template with fewer replicas and more pipelines, if the widths of all stages have a common divisor.
+
+    So equivalent templates compare equal.
+    """
+    times = gcd(*(stage.option.width for stage in template.stages))
     if times == 1 or template.microbatch % times or template.pipelines * times > template.samples:
         return template
-    stages = tuple(replace(stage, width=stage.width // times) for stage in template.stages)
+    options = [replace(stage.option, width=stage.option.width // times) for stage in template.stages]
+    stages = tuple(replace(stage, option=option) for stage, option in zip(template.stages, options, strict=True))
     return replace(
         template, pipelines=template.pipelines * times, microbatch=template.microbatch // times, stages=stages
     )

@@ -14,7 +14,7 @@ from planner.scenario.scenario import (
 )
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.robust import robust_cost_model, robust_rate, trace_windows
+from planner.systems.auto.robust import check_quantile, robust_cost_model, robust_rate, trace_windows
 from planner.systems.auto.strategy import plan_for, robust_plan
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
@@ -116,4 +116,4 @@ def one_kind(scenario: Scenario) -> Scenario:
 @pytest.mark.parametrize("quantile", [-0.1, 1.0, float("nan")])
 def test_a_quantile_is_a_share_below_one(quantile: float) -> None:
     with pytest.raises(InputError, match="a share of 0 or more and below 1"):
-        robust_cost_model(swaying([1e6], [0.0], 10.0), quantile)
+        check_quantile(quantile)
