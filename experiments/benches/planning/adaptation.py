@@ -149,7 +149,7 @@ def run_task(task: AdaptationCase) -> Row:
     policy = AutoPolicy(scenario)
     adapted = _run(scenario, start, policy, task.duration_s)
     rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
-    others = {*policy.plans, *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
+    others = {*policy.portfolio.plans(), *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
     others.add(planned(_at_means(scenario, 0.0, task.duration_s)))
     static_per_s, known_ahead_per_s = _hindsight(
         scenario, [start, *sorted(others - {start}, key=repr)], rates["p"], task.duration_s

@@ -63,7 +63,7 @@ FRESH_S = 60.0
 
 
 class AutoPolicy:
-    """The policy ``auto``; each run needs an object of its own."""
+    """The policy ``auto``; each run needs an object of its own, whose ``portfolio`` has the plans found so far."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -76,7 +76,7 @@ class AutoPolicy:
             for link in scenario.cluster.links
             if link.source != link.target and {link.source, link.target} <= regions
         }
-        self._portfolio = Portfolio(scenario)
+        self.portfolio = Portfolio(scenario)
         self._bias = PredictionBias()
         self._before: Observation | None = None
         self._elapsed_s = 0.0
@@ -90,7 +90,7 @@ class AutoPolicy:
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
         if self._before is None:
-            self._portfolio.add(plan)
+            self.portfolio.add(plan)
         away = frozenset({*observation.gone, *observation.away})
         if plan.synchronisation.method != "allreduce":
             return None
@@ -144,7 +144,7 @@ class AutoPolicy:
             mean[name] = _steps(float(np.mean(rates_bps)))
             slow[name] = _steps(float(np.quantile(rates_bps, 0.25)))
         for steps in (mean, slow, dict.fromkeys(self._links, -MOST_STEPS_DOWN)):
-            self._portfolio.cover(tuple(sorted(steps.items())), away)
+            self.portfolio.cover(tuple(sorted(steps.items())), away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return the plan that saves most time compared with ``incumbent``, less the time of the move from ``plan``.
@@ -154,7 +154,7 @@ class AutoPolicy:
         own_s = self._step_s(incumbent)
         observed = self._observed()
         best, best_s = None, 0.0
-        for other in self._portfolio.plans(away):
+        for other in self.portfolio.plans(away):
             if other == incumbent or not self._is_known(other):
                 continue
             saved_share = 1 - self._step_s(other) / own_s
@@ -226,7 +226,7 @@ class AutoPolicy:
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
         own_s = self._step_s(plan)
-        optimistic_s = min(self._step_s(each, optimistic=True) for each in self._portfolio.plans(away))
+        optimistic_s = min(self._step_s(each, optimistic=True) for each in self.portfolio.plans(away))
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
@@ -247,7 +247,7 @@ class AutoPolicy:
         self._cover(away)
         better = self._better(plan, incumbent, away)
         own_s = self._step_s(incumbent)
-        known = [each for each in self._portfolio.plans(away) if self._is_known(each)]
+        known = [each for each in self.portfolio.plans(away) if self._is_known(each)]
         best_s = min((self._step_s(each) for each in known), default=math.inf)
         promising = best_s < own_s * (1 - LEAST_GAIN_OF_MOVE) and self._probe_steps < MOST_PROBE_STEPS
         if better is None and promising:
@@ -259,7 +259,7 @@ class AutoPolicy:
     def _without(self, away: frozenset[str]) -> Plan | None:
         """Return the plan with the shortest predicted step on the devices that are present; None if there is none."""
         self._cover(away)
-        return min(self._portfolio.plans(away), key=self._step_s, default=None)
+        return min(self.portfolio.plans(away), key=self._step_s, default=None)
 
 
 def _steps(ratio: float) -> int:

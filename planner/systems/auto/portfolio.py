@@ -29,7 +29,7 @@ class Portfolio:
         self._plans: dict[Plan, None] = {}
         self._covered: set[tuple[tuple[tuple[str, int], ...], frozenset[str]]] = set()
 
-    def plans(self, away: frozenset[str]) -> list[Plan]:
+    def plans(self, away: frozenset[str] = frozenset()) -> list[Plan]:
         """Return all plans that use no device of ``away``, in the order in which they were found."""
         return [plan for plan in self._plans if away.isdisjoint(plan.devices)]
 
