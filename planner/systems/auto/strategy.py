@@ -71,7 +71,7 @@ def search(
         cost_model: Function from a plan to the time of its step, seconds. If None, the two models of
             `planner.systems.auto.objective` are used: the fast one in the search, the detailed one for the last choice.
         without: Names of devices that may not be used.
-        seeds: Additional candidates; the final score of the result is at most the score of each of them.
+        seeds: Plans that are additional candidates, so that the result is at least as good as each of them.
 
     Raises:
         InputError: No plan fits into memory, or none keeps the objective's limits.
