@@ -90,7 +90,7 @@ class LinkTrace:
 
         Args:
             start_s: Seconds, any shape.
-            end_s: Seconds, broadcast against ``start_s``; not before it.
+            end_s: Seconds, broadcast against ``start_s``; at least ``start_s``.
         """
         start_s, end_s = np.asarray(start_s, np.float64), np.asarray(end_s, np.float64)
         return self._bits_until(end_s) - self._bits_until(start_s)

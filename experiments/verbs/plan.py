@@ -126,7 +126,7 @@ def plan(
             return plan_json(made)
         return json.dumps({"plan": json.loads(plan_json(made)), "explanation": explanation.document()}, indent=2)
     description = describe_plan(made, scenario)
-    return description if explanation is None else f"{description}\n{explanation.text()}"
+    return description if explanation is None else f"{description}\n{explanation}"
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:

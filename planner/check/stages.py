@@ -8,7 +8,7 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from traces.common.errors import InputError, find_by_name
 
-# Limit on a share: with larger ones, sums in float64 would lose small shares.
+# Limit on a share, above which sums in float64 would lose small shares.
 LARGEST_SHARE = 1e9
 
 
@@ -38,7 +38,7 @@ def check_devices(plan: Plan, cluster: Cluster) -> None:
 
 
 def _claim(replica: Replica, where: str, seen: dict[str, str]) -> None:
-    """Add the devices of a replica to ``seen``, and refuse those that are in it already."""
+    """Add the devices of a replica to ``seen``, and refuse a device that is already in ``seen``."""
     for position, device in enumerate(replica.devices):
         if device in seen:
             raise InputError(

@@ -28,10 +28,10 @@ NOTHING = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One participant's part of one round: it sends one range of elements, then waits for another.
+    """One participant's part of one round: it sends one range of elements, and after that waits for another range.
 
-    A participant's exchanges are in the order of rounds. A message has the same round and size at its sender and its
-    receiver.
+    A participant's exchanges are in the order of rounds. The exchanges of a message's sender and receiver have the same
+    round and size.
 
     Attributes:
         round: Number of the round, from 0; a participant has at most one exchange in each round.
@@ -173,14 +173,11 @@ def hierarchical_exchanges(elements: int, regions: Sequence[str], position: int)
         sent between regions        2(g - 1) times the data in all; each region sends 2(g - 1)/g to the next one
 
     A ring over all n participants crosses regions at least g times, with 2(n - 1)/n of the data each time, which is at
-    least as much. With one region, or one participant in each, the exchanges are those of that ring. Steps 1, 3 and 5
-    are those of BlueConnect (Cho, Finkler, Serrano, Kung and Hunter, 2019); slices for regions of different sizes are
-    our addition.
+    least as much. With one region, or with one participant in each region, the exchanges equal those of this ring.
+    Steps 1, 3 and 5 are BlueConnect (Cho, Finkler, Serrano, Kung and Hunter, 2019); slices for regions of different
+    sizes are our addition.
 
-    Args:
-        elements: Number of elements to sum.
-        regions: Region of each participant.
-        position: Index in ``regions`` of the participant whose exchanges are returned.
+    ``regions`` is the region of each participant, and ``position`` the index of the one whose exchanges are returned.
     """
     members: dict[str, list[int]] = {}
     for index, region in enumerate(regions):

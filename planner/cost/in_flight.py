@@ -21,10 +21,10 @@ def latency_aware_depths(
 ) -> tuple[int, ...]:
     """Return the depths that hide round trips: K_s = max(P - s, ceil(R_s / T_max)).
 
-    R_s is the time from the start of a microbatch's forward at stage s (of P) to the end of its backward there: the
-    ``compute_s`` of stages s and later, plus twice the ``transfer_s`` and ``latency_s`` of the links after stage s.
-    T_max is the largest ``compute_s`` or ``transfer_s``. DeepCEE (arXiv 2505.15536) gives no formula; this one is an
-    assumption.
+    R_s is the time from the start of a microbatch's forward at stage s (of P stages) to the end of its backward at this
+    stage: the ``compute_s`` of stages s and later, plus twice the ``transfer_s`` and ``latency_s`` of the links after
+    stage s. T_max is the largest ``compute_s`` or ``transfer_s``. The formula is an assumption, since DeepCEE (arXiv
+    2505.15536) gives none.
 
     Args:
         compute_s: Forward and backward of one microbatch on each stage, seconds, shape [stages].
@@ -48,7 +48,7 @@ def fitting_depths(
     """Return the largest depths, non-increasing from stage to stage, that three limits allow.
 
     The limits of a stage are its entry of ``depths``, the number of microbatches, and the number of microbatches that
-    fit into the memory of its devices. Returns None if not even one fits into the memory of some stage.
+    fit into the memory of its devices. Returns None if not even one microbatch fits into the memory of some stage.
     """
     fitted: list[int] = []
     for depth, stage in zip(depths, stages, strict=True):

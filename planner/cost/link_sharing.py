@@ -48,13 +48,8 @@ def ring_flows(devices: Sequence[str]) -> dict[Pair, float]:
 def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Scenario) -> Floats:
     """Return how long the busiest link or pair is busy if all flows start at once, seconds.
 
-    Args:
-        flows: Share of a size that each (sending, receiving) pair sends.
-        sizes_bytes: Sizes whose shares are sent, bytes; an array of any shape.
-        scenario: Gives links and the effects of TCP.
-
-    Returns:
-        One time for each size, in the same shape.
+    ``flows`` is the share of a size that each pair (sending device, receiving device) transfers. The result has a time
+    for each entry of ``sizes_bytes``, an array of any shape, and the same shape.
     """
     load_s: defaultdict[str, float] = defaultdict(float)
     for pair, share in flows.items():

@@ -25,13 +25,10 @@ _ALGORITHMS: Mapping[str, Callable[[int, tuple[str, ...], int], tuple[Exchange, 
 # Cached, because every device calls this in every step.
 @lru_cache(maxsize=1024)
 def all_reduce(algorithm: str, elements: int, regions: tuple[str, ...], position: int) -> tuple[Exchange, ...]:
-    """Return the exchanges of one participant in an all-reduce, in the order of rounds.
+    """Return the exchanges of one participant in an all-reduce of ``elements`` elements, in the order of rounds.
 
-    Args:
-        algorithm: One of `planner.plan.plan.ALGORITHMS`.
-        elements: Number of elements to sum.
-        regions: Region of each participant.
-        position: Index in ``regions`` of the participant whose exchanges are returned.
+    ``algorithm`` is one of `planner.plan.plan.ALGORITHMS`, ``regions`` the region of each participant, and ``position``
+    the index of the participant.
     """
     return _ALGORITHMS[algorithm](elements, regions, position)
 
@@ -55,7 +52,7 @@ class GradientSync:
     regions: tuple[str, ...]
 
     def exchanges(self, device: str) -> tuple[Exchange, ...]:
-        """Return a device's exchanges in the order of rounds; their positions are indices into ``devices``."""
+        """Return a device's exchanges in the order of rounds; positions in exchanges are indices into ``devices``."""
         return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
 
     def among(self, devices: Iterable[str]) -> "GradientSync":
@@ -80,7 +77,7 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
     for run in _runs(pipelines, plan, scenario):
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
         devices = tuple(replica.device for replica in replicas)
-        # The devices of a tensor-parallel group sum their shards at the same time; only the first device's is counted.
+        # The devices of a tensor-parallel group sum their shards at the same time; the first device's shard counts.
         degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // scenario.training.element_bytes

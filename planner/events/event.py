@@ -100,7 +100,7 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetWriter(path, _SCHEMA)
-        # pyarrow imports pandas for its first array, which takes up to a second; done here rather than during the run.
+        # pyarrow imports pandas for its first array, which takes up to a second; this must not happen during the run.
         to_table([])
 
     def append(self, events: Iterable[Event]) -> None:

@@ -42,9 +42,6 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self) -> str:
         """Return the explanation as lines of text: the loads, the unused devices, and the verdict last."""
         lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:

@@ -28,7 +28,7 @@ from traces.common.errors import InputError, unknown_name
 
 @file_entry
 class DeviceEntry:
-    """A device; its memory is that of its kind if ``memory`` is absent.
+    """A device of the cluster.
 
     Attributes:
         name: Name of the device, unique in the cluster.
@@ -36,7 +36,7 @@ class DeviceEntry:
         region: Name of the region that the device is in.
         host: Name of the machine that holds the device; if absent, the device is alone in its machine.
         interface: Rate of the host's network interface in each direction; no limit if absent.
-        memory: Memory of the device in place of its kind's.
+        memory: Memory of the device; the memory of its kind if absent.
         price_usd_per_hour: Rent in US dollars per hour.
     """
 
@@ -77,7 +77,7 @@ class SizeCurveEntry:
 
 @file_entry
 class LinkEntry:
-    """A link in both directions (``between``), in one (``from``, ``to``), or inside a region or a host (``inside``).
+    """A link in both directions (``between``), in one direction (``from``, ``to``), or inside a region or host.
 
     Ends are regions, hosts or devices. With a ``size_curve`` and no bandwidth, the curve's ceiling is the bandwidth.
 
@@ -116,7 +116,7 @@ def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:
 
 
 def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
-    """Return the kinds of the devices: those of the scenario first, otherwise those of the datasheet."""
+    """Return the kinds of the devices by name; the scenario's own kinds take precedence over the datasheet."""
     own = {
         name: DeviceKind(name, {"fp32": kind.peak}, kind.memory, kind.memory_bandwidth, "the scenario")
         for name, kind in entry.kinds.items()

@@ -102,7 +102,7 @@ class Document:
         try:
             return yaml.compose(self._text, Loader=yaml.SafeLoader)
         except yaml.YAMLError:
-            # JSON that is not YAML, for example indented by tabs: messages then give the key path without a line.
+            # The file is JSON that is not YAML, for example indented by tabs. Messages give key paths without lines.
             return None
 
 

@@ -159,7 +159,7 @@ BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
 @file_entry
 class NetworkEntry:
-    """Effects on the network: a base, and values that replace those of the base.
+    """Effects on the network: a named base, and values that replace values of the base.
 
     Attributes:
         base: ``ideal`` (no effects), ``tcp`` (measured on Linux with default settings) or ``tcp-wide-area`` (the same,
@@ -217,7 +217,8 @@ class MemoryEntry:
 
     Attributes:
         framework: Constant bytes on each device.
-        workspace_share: Ratio of the bytes that a layer's backward holds while it runs to the activations it saves.
+        workspace_share: Ratio of the bytes that a layer's backward holds only while it runs, to the bytes of the
+            activations that the layer saves.
     """
 
     framework: Bytes = 0

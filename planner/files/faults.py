@@ -39,7 +39,7 @@ class FaultEntry:
         preemption: Path of a pre-emption trace, relative to the scenario.
         format: Format of the trace; recognised by the file's content if absent.
         start: Time of the trace at which the run starts, ``from`` in the file.
-        devices: Devices that arriving nodes of the trace occupy, first free one first; all if absent.
+        devices: Devices that nodes of the trace occupy; a node that arrives takes the first free one. All if absent.
         nodes: Mapping from a node of the trace to a device, in place of ``devices``.
     """
 

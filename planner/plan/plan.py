@@ -119,9 +119,10 @@ class Synchronisation:
 
     Attributes:
         method: Method of exchange. ``allreduce``: gradients are summed in every step. ``asgd``: each pipeline sends the
-            gradients of every step to the others, which apply them on arrival and never wait. ``asgd-ga``: as ``asgd``,
-            with the sum of the gradients of ``interval_steps`` steps. ``ma``: parameters are sent every
-            ``interval_steps`` steps, and receivers average them. The last two: Cloudless-Training, arXiv 2303.05330.
+            gradients of every step to the other pipelines, which apply them on arrival and never wait. ``asgd-ga``: as
+            ``asgd``, with the sum of the gradients of ``interval_steps`` steps. ``ma``: parameters are sent every
+            ``interval_steps`` steps, and receivers average them. ``asgd-ga`` and ``ma`` are from Cloudless-Training,
+            arXiv 2303.05330.
         algorithm: Algorithm of all-reduce: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Limit on a pipeline's lead: before step n, counted from 0, it waits until it has received

@@ -24,8 +24,8 @@ class NoiseEstimate:
 
     Attributes:
         variance: Estimate of S, the variance of a sample's gradient, in squared units of the gradient.
-        squared_gradient: Estimate of |G|², the squared norm of the true gradient, in squared units of the gradient; it
-            may be negative, since it is unbiased.
+        squared_gradient: Estimate of |G|², the squared norm of the true gradient, in squared units of the gradient. An
+            unbiased estimate may be negative.
     """
 
     variance: float
@@ -129,8 +129,8 @@ ESTIMATORS: Mapping[str, NoiseEstimator] = MappingProxyType(
 class SmoothedNoise:
     """A running estimate: exponential averages of S and of |G|² over the steps so far.
 
-    S and |G|² are averaged separately and then divided, since the ratio of averages has less bias than the average of
-    ratios. Averages are divided by their total weight, as in Adam, so that they start without bias towards zero.
+    The noise scale is the ratio of the averages of S and |G|², which has less bias than the average of ratios. Averages
+    are divided by their total weight, as in Adam, so that they start without bias towards zero.
 
     Attributes:
         decay: Factor by which each new step multiplies the weights of earlier steps, at least 0 and below 1.

@@ -202,7 +202,10 @@ class Cluster:
         return outgoing
 
     def _routes_from(self, start: str) -> Mapping[str, tuple[Link, ...]]:
-        """Return the shortest route, in links, from a region to each reachable one; for itself, the link inside it."""
+        """Return the route with the fewest links from a region to each region that can be reached.
+
+        The route from the region to itself is the link inside the region.
+        """
         if start not in self._routes:
             found: dict[str, tuple[Link, ...]] = {start: ()}
             queue = deque([start])

@@ -1,6 +1,6 @@
 """Peak rates and memory of device kinds, as their vendors publish them; `planner.scenario.roofline` uses them.
 
-Peaks are without structured sparsity; those of tensor cores are with 32-bit accumulation, which training uses.
+Peaks are without structured sparsity; peaks of tensor cores are with 32-bit accumulation, which training uses.
 Memory is the nominal capacity: error correction and the driver leave a few percent less.
 """
 

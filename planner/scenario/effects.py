@@ -50,14 +50,14 @@ class NetworkEffects:
         window_bytes: Limit on a TCP connection's window; a connection carries at most one window per round trip (RFC
             9293, section 3.8). Measured: 222 Mbit/s at a one-way latency of 50 ms with Linux' default limit of the send
             buffer, 4 MiB, a third of which is headers and bookkeeping.
-        ready_notice: Whether a transfer starts only after the receiver's notice that it is ready has arrived; gloo
-            sends nothing before the receive is posted. Receivers send the notices of step n at the start of step
-            n - 1, and of step 0 at its start. With a policy they send none before the plan of step n is decided.
+        ready_notice: Whether a transfer starts only when the receiver's notice that its receive is posted has arrived,
+            as in gloo. Receivers send the notices of step n at the start of step n - 1, the notices of step 0 at its
+            start. With a policy, they do not send the notices of step n before the plan of step n is decided.
         cold_start: Whether the window of a connection starts at `initial_window_bytes`, doubles every round trip while
             it is too small (RFC 6928, RFC 5681), and halves for each retransmission timeout that passes while the
             connection is idle (RFC 2861, as in Linux).
-        idle_s: Minimum retransmission timeout, seconds, 0.2 in Linux; the round trip is added to it. Infinite if
-            windows stay open on idle connections (``net.ipv4.tcp_slow_start_after_idle=0``).
+        idle_s: Minimum retransmission timeout, without the round trip, seconds; 0.2 in Linux. Infinite if windows stay
+            open on idle connections (``net.ipv4.tcp_slow_start_after_idle=0``).
         initial_window_bytes: Window of a new connection, bytes; ten segments of 1448.
 
     Raises:

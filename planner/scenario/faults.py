@@ -118,8 +118,8 @@ def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:
     """Return the absences of devices that stand for nodes of a trace.
 
-    ``nodes`` maps nodes to devices; a device with several nodes is present while any of them is. The run starts at
-    ``start_s`` seconds of the trace, from which absences are counted.
+    ``nodes`` maps nodes to devices; a device with several nodes is present while any of these nodes is present. The run
+    starts at ``start_s`` seconds of the trace, from which absences are counted.
     """
     presences: dict[str, list[Interval]] = {device: [] for device in nodes.values()}
     for node, device in nodes.items():

@@ -6,7 +6,7 @@ A pass over a layer takes a fixed overhead plus the longer of its arithmetic and
            + max(flop / (COMPUTE_EFFICIENCY * peak), bytes / (MEMORY_EFFICIENCY * memory bandwidth))
     bytes = parameters + samples * (output + ACTIVATION_PASSES * activations saved for backward)
 
-flop and bytes are those of the pass, peak is the GPU's FLOP/s in the precision of training.
+``flop`` and ``bytes`` are the operations and bytes of the pass, ``peak`` is the GPU's FLOP/s in the training precision.
 
 The constants are a least-squares fit of log times to what eth-easl/sailor measured without tensor
 parallelism at sequence length T = 2048: forward and backward of the transformer blocks of OPT-350 and
@@ -59,7 +59,7 @@ class LayerWork:
         output_bytes: Bytes of the layer's output for one sample.
         activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
         backward_input_flop: Operations of the input gradient for one sample; None for as many as the forward; 0 if the
-            layer has no input gradient (an embedding), which then takes no time.
+            layer has no input gradient (an embedding).
         backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
             for a layer without parameters.
 

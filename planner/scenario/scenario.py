@@ -123,7 +123,7 @@ def _steady(link: Link, start_s: float, end_s: float) -> Link:
     rate_bps = float(trace.bits_between(start_s, end_s)) / (end_s - start_s)
     latency_s = link.latency_s
     if trace.latency_s is not None:
-        # The latency, too, is piecewise constant; as the rate of a trace, `bits_between` integrates it.
+        # The latency is also piecewise constant: `bits_between` integrates it if it takes the place of the rate.
         as_rate = LinkTrace(trace.times_s, trace.latency_s, trace.duration_s, loops=trace.loops)
         latency_s = float(as_rate.bits_between(start_s, end_s)) / (end_s - start_s)
     return replace(link, bandwidth_bps=max(rate_bps, _LEAST_BPS), latency_s=latency_s, trace=None)

@@ -28,7 +28,7 @@ class SizeCurve:
         exponent = math.log2(size_bytes / 1e6)
         trough, peak = self._rising
         inside = min(max(exponent, trough, self._shortest), peak)
-        # For sizes below that of the shortest time the time is constant, so the rate is proportional to the size.
+        # Below the size with the shortest time, the time is constant, so that the rate is proportional to the size.
         shrink = math.exp2(min(0.0, exponent - self._shortest))
         return shrink * min(self._polynomial_bps(inside), self.ceiling_bps)
 

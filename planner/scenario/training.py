@@ -26,7 +26,7 @@ class LearningRateSchedule:
 
     Attributes:
         shape: Shape of the learning rate after the warm-up, one of `SHAPES`.
-        warmup_steps: Number of steps with a rising rate; the step after them has the full rate.
+        warmup_steps: Number of steps with a rising rate; the next step has the full rate.
         decay_steps: Number of steps after the warm-up over which ``linear`` and ``cosine`` fall.
         final_share: Share of the full rate, 0 to 1, that ``linear`` and ``cosine`` reach and keep.
 
@@ -70,7 +70,7 @@ class Optimizer:
         name: Name of the update rule, one of `OPTIMIZER_STATES`.
         learning_rate: Step size, without unit.
         momentum: Share of the previous update that is added to the next, 0 to 1; only for ``momentum``.
-        weight_decay: Weight decay as torch.optim defines it for the optimizer, without unit.
+        weight_decay: Weight decay as torch.optim defines it for this optimizer, without unit.
         schedule: Factor on ``learning_rate`` over the steps.
     """
 

@@ -16,7 +16,7 @@ from planner.schedules.one_f_one_b import gpipe, interleaved_one_f_one_b, one_f_
 from planner.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 from traces.common.errors import InputError
 
-# Limits on the actions that each phase of the search schedules or times, so that it takes tenths of a second.
+# Limits on the actions that each phase of the search schedules or times, so that the search takes tenths of a second.
 _RULE_ACTIONS = 500_000
 _MOVE_ACTIONS = 5_000_000
 _MOST_MOVES = 8_000

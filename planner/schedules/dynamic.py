@@ -8,8 +8,9 @@ Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight
    activations that one backward recomputes.
 3. Otherwise a ready W.
 
-Among ready actions of one kind, the lowest microbatch goes first, then the later stage. An input that arrives at the
-moment at which the worker becomes free counts as ready; transfers that are still on their way are ignored.
+Among ready actions of one kind, the lowest microbatch goes first, and of several with the same microbatch the latest
+stage. An input that arrives at the moment at which the worker becomes free counts as ready; transfers that are still on
+their way are ignored.
 
 `dynamic_orders` returns the orders that result if every action and transfer takes exactly the problem's time.
 """

@@ -6,11 +6,10 @@ Equal microbatches keep their order, and no backward is whole (B); neither exclu
 of a B never end later. A proof takes tenths of a second for 4 stages and 8 microbatches, and half a minute for 8 stages
 and 32 microbatches.
 
-The solver works in whole ticks of time. A tick is a common divisor of all times if they have one (1 ms if all are whole
-milliseconds), which is exact. Otherwise it is a millionth of the initial orders' makespan, and times are rounded down,
-so that the solver's lower bound remains valid. In the solver, channels may carry transfers in any order, although they
-are first come, first served; the lower bound remains valid here too. The reported makespan is that of the orders at
-exact times.
+The solver works in whole ticks of time. If all times have a common divisor (1 ms if all are whole milliseconds), the
+tick is this divisor, and times are exact. Otherwise a tick is a millionth of the initial orders' makespan, and times are
+rounded down. In the solver, channels may carry transfers in any order, although real channels serve them first come, first
+served. Neither of these makes the solver's lower bound invalid. The reported makespan is computed at exact times.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Orders with a warm-up of forwards, then a backward and a forward in turn, then the remaining backwards.
+"""Orders of three phases: a warm-up of forwards, a backward and a forward in turn, and the remaining backwards.
 
 Actions are F (forward), B (backward), I (input gradient) and W (weight gradient). 1F1B, ZB-H1 and ZB-H2 differ only in
 two numbers per stage: the depth, which is the number of forwards before the first backward, and the deferral, which is

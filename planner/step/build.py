@@ -77,7 +77,7 @@ def _role(kind: int) -> int:
 
 @njit(cache=True)
 def _target(workers: Workers, stage: int, role: int) -> int:
-    """Return the stage that receives an action's result; -1 if there is none or it is on the same worker."""
+    """Return the stage that receives an action's result; -1 if no stage of another worker does."""
     if role == _FEEDS_NOBODY:
         return -1
     if role == _FEEDS_NEXT:
@@ -184,13 +184,9 @@ def trace_origins(workers: Workers) -> tuple[Ints, Origins]:
 
 @njit(cache=True)
 def connect(first_action: Ints, actors: Ints, sender: Ints, receiver: Ints) -> StepGraph:
-    """Return the graph of actions and the messages between them.
+    """Return the graph of actions and messages.
 
-    Args:
-        first_action: First action of each actor; last the number of actions, [actors + 1].
-        actors: Actor of each action, [actions].
-        sender: Action that sends each message, non-decreasing, [messages].
-        receiver: Action that waits for each message, [messages].
+    ``first_action`` is as in `StepGraph`; ``actors``, ``sender`` and ``receiver`` are as in `Origins`.
     """
     first_received, received = group_by(receiver, len(actors))
     first_sent, _ = group_by(sender, len(actors))

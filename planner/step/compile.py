@@ -143,7 +143,7 @@ def _actions(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins)
 
 
 def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int]]) -> Actions:
-    """Return one optimizer update for each actor whose profile has a time for it."""
+    """Return one optimizer update for each actor whose layers have a profiled time of the update."""
     update_s = dict.fromkeys(places, 0.0)
     for stage in plan.stages:
         for replica in stage.replicas:

@@ -39,7 +39,7 @@ class MemoryUse:
 
 
 def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> MemoryUse:
-    """Return the bytes that each action of a step allocates and frees; ``effects`` replace those of the scenario.
+    """Return the bytes that each action of a step allocates and frees; ``effects`` replace the scenario's effects.
 
     Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
     Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units).

@@ -26,7 +26,7 @@ class InputError(RopebridgeError):
         valid: What would be valid, or what to do next.
     """
 
-    # All arguments are positional: pickle and SimPy make an exception anew from its class and `args`.
+    # All arguments are positional, because pickle and SimPy copy an exception by calling its class with `args`.
     def __init__(self, problem: str, where: str = "", valid: str = "") -> None:
         self.problem = problem
         self.where = where
@@ -75,7 +75,7 @@ def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: st
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "") -> InputError:
-    """Return the error for a name that is not among the valid ones, with the nearest of them first."""
+    """Return the error for a name that is not valid; the message suggests similar names and lists all valid names."""
     names = list(valid)
     nearest = " or ".join(f"'{each}'" for each in nearest_names(name, names))
     suggestion = f"did you mean {nearest}? " if nearest else ""

@@ -15,8 +15,8 @@ def lazy_face(
 
     Args:
         package: The package's ``__name__``.
-        names: Module name to the public names that the module defines. No public name may equal that of a submodule of
-            the package: importing the submodule would replace the name.
+        names: Public names that each module defines, by the module's name. No public name may be the name of a
+            submodule of the package, since the import of the submodule would replace it.
     """
     modules = {name: module for module, defined in names.items() for name in defined}
 

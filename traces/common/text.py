@@ -77,7 +77,7 @@ def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
     """Check that times rise from row to row; ``lines`` are the numbers of the rows' lines.
 
     Raises:
-        LineError: A time is not later than that of the row before it.
+        LineError: A time is not later than the time of the preceding row.
     """
     for earlier_s, later_s, line in zip(times_s, times_s[1:], lines[1:], strict=False):
         if later_s <= earlier_s:
@@ -187,7 +187,7 @@ class Format(Generic[Content]):
     """A text file format for one type of content, such as `LinkTrace`.
 
     Attributes:
-        looks_like: Description of such a file, for messages.
+        looks_like: Description of a file in this format, for messages.
         matches: Returns whether a text looks like this format; a text matches at most one format.
         read: Parses a text; raises InputError if the text is invalid.
     """

@@ -1,4 +1,4 @@
-"""Quantities as people write them (`40 ms`, `1 Gbit/s`, `16 GiB`), turned into SI numbers.
+"""Parses quantities with units (`40 ms`, `1 Gbit/s`, `16 GiB`) to numbers in SI units.
 
 A bare number is refused: a unit is never guessed.
 """
@@ -39,7 +39,7 @@ def parse_quantity(text: object, units: Mapping[str, float], example: str) -> fl
 
     Args:
         text: A number with a unit, such as ``"40 ms"``.
-        units: Unit name to the factor that turns it into SI.
+        units: Factor that converts a unit to the SI unit, by the unit's name.
         example: A valid quantity, shown in the error.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Cooked traces: rows of ``seconds Mbit/s``, as video-streaming research keeps them.
+"""Cooked traces: rows of ``seconds Mbit/s``, a format of research on video streaming.
 
 A rate holds until the next row; the last rate holds for the median step between rows, or one second if there is one
 row. The first row may have any time, which becomes time 0 of the trace. Consecutive rows of equal rate become one
@@ -53,7 +53,7 @@ def write(trace: LinkTrace) -> str:
     """Write a trace at full precision; its latency is lost.
 
     Raises:
-        InputError: The last piece is so short beside the others that its length cannot be kept.
+        InputError: The last piece is so short, compared with the others, that the file cannot represent its length.
     """
     times_s = starts_lasting(trace.times_s, trace.duration_s)
     rates_bps = trace.bandwidth_at(times_s)

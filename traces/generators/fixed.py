@@ -38,11 +38,11 @@ def outage(
         bandwidth_bps: Rate outside the outages, bits per second.
         start_s: Start of the first outage, seconds.
         length_s: Length of each outage, seconds.
-        every_s: Time from the start of one outage to that of the next, seconds; None for a single one.
+        every_s: Time from the start of an outage to the start of the next one, seconds; None for a single outage.
         duration_s: Duration of the trace, seconds; an outage that lasts longer is cut there.
 
     Raises:
-        InputError: There is no time between two outages, or the first starts outside the trace.
+        InputError: An outage does not end before the next one starts, or the first one starts outside of the trace.
     """
     if not 0 <= start_s < duration_s:
         problem = f"an outage that starts at {start_s:g} s is outside of the trace"

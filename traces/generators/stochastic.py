@@ -74,7 +74,7 @@ def markov(states: Sequence[tuple[float, float]], *, duration_s: float, seed: Se
         step_s: Dwell times are multiples of this step, seconds.
 
     Raises:
-        InputError: There are fewer than two states, or one dwells for less than a step.
+        InputError: There are fewer than two states, or a mean dwell time is shorter than a step.
     """
     if len(states) < 2:
         raise InputError(f"a Markov trace of {len(states)} states is not allowed", valid="give two states or more")
@@ -106,7 +106,7 @@ def ornstein_uhlenbeck(
     seed: Seed,
     step_s: float = 1.0,
 ) -> LinkTrace:
-    """Return a trace whose rate varies randomly around a mean, to which it reverts.
+    """Return a trace whose rate varies randomly and reverts to its mean.
 
     The logarithm of the rate is an Ornstein-Uhlenbeck process, stationary from the start: the rate is never
     negative, and its mean and coefficient of variation are exact in expectation.
@@ -174,7 +174,7 @@ def with_outage_bursts(
 
 
 def _is_out(times_s: FloatArray, zero_share: float, mean_outage_s: float, seed: Seed) -> npt.NDArray[np.bool_]:
-    """Return whether there is an outage at each of the rising times."""
+    """Return whether there is an outage at each time, bool, shape (n,); ``times_s`` rise and have shape (n,)."""
     chance = np.random.Generator(np.random.PCG64(seed))
     mean_between_s = mean_outage_s * (1 - zero_share) / zero_share
     spread = math.sqrt(math.log(2))

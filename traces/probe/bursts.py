@@ -81,8 +81,8 @@ def parse_request(message: dict[str, Any]) -> BurstRequest:
 _NUMBER = struct.Struct("=I")
 _SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
 
-# Share of a full send buffer above which the buffer limits a connection. Linux lets a buffer grow to twice the segments
-# of the congestion window, bookkeeping included; while it can still grow, the window is below a third of the buffer.
+# A send buffer limits a connection whose congestion window is at least this share of the buffer. Linux lets a buffer
+# grow to twice the segments of the window, bookkeeping included; until then the window is below a third of the buffer.
 _LIMITED_SHARE = 0.5
 
 

@@ -82,6 +82,10 @@ class Conversation:
         connection: The connected socket; the caller closes it.
         timeout_s: Longest wait for data from the other end, seconds.
         peer: Name of the other end, for messages.
+
+    Raises:
+        PeerError: By all methods: the other end closed the connection, did not answer in time, refused, or sent
+            something invalid.
     """
 
     def __init__(self, connection: socket.socket, timeout_s: float, peer: str) -> None:
@@ -95,7 +99,6 @@ class Conversation:
 
         Raises:
             UnknownPeerError: The other end sends something else, or nothing.
-            PeerError: The other end closed the connection.
         """
         self.send_bytes(GREETING)
         received = b""
@@ -109,21 +112,13 @@ class Conversation:
                 raise UnknownPeerError(f"starts with {received!r}")
 
     def send_json(self, message: dict[str, Any]) -> None:
-        """Send an object.
-
-        Raises:
-            PeerError: The other end has closed the connection.
-        """
+        """Send an object."""
         text = json.dumps(message).encode()
         assert len(text) <= _MOST_BYTES, "the sender keeps messages short"
         self.send_bytes(_LENGTH.pack(len(text)) + text)
 
     def receive_json(self) -> dict[str, Any]:
-        """Receive and return a JSON object.
-
-        Raises:
-            PeerError: The other end closed the connection, did not answer in time, refuses, or sent something else.
-        """
+        """Receive and return a JSON object."""
         (length,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
         if length > _MOST_BYTES:
             raise PeerError(f"{self._peer} announced a message of {length:,} bytes")
@@ -138,11 +133,7 @@ class Conversation:
         return message
 
     def receive_bytes(self, count: int) -> bytes:
-        """Receive and return exactly ``count`` bytes.
-
-        Raises:
-            PeerError: The other end closed the connection or did not send them in time.
-        """
+        """Receive and return exactly ``count`` bytes."""
         received = bytearray()
         while len(received) < count:
             try:
@@ -152,11 +143,7 @@ class Conversation:
         return bytes(received)
 
     def send_bytes(self, data: bytes) -> None:
-        """Send bytes without a length prefix.
-
-        Raises:
-            PeerError: The other end has closed the connection.
-        """
+        """Send bytes without a length prefix."""
         try:
             self.connection.sendall(data)
         except OSError as error:

@@ -82,9 +82,9 @@ class PathProfile:
 
     @property
     def jitter_s(self) -> float:
-        """Largest additional delay of a packet one way, seconds, if delays are uniform.
+        """Largest additional delay of a packet one way, seconds.
 
-        It is equal to the mean additional delay of a round trip.
+        If delays are uniform, it is the mean additional delay of a round trip.
         """
         return self.round_trip_s.median - self.least_round_trip_s
 

@@ -46,7 +46,7 @@ def pick(choices: Mapping[Key, Value], key: Key, what: str, *, where: str) -> Va
     """Return the entry of a key.
 
     Raises:
-        InputError: There is no such key; the message lists all keys, and says with ``what`` what a key names.
+        InputError: There is no such key; the message lists all keys. ``what`` is the noun for a key in the message.
     """
     if key not in choices:
         raise unknown_name(what, str(key), map(str, choices), where=where)

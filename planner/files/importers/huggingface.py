@@ -70,7 +70,7 @@ class _Config:
         return value
 
     def head_width(self, otherwise: int | None = None) -> int:
-        """Return the width of an attention head; without a key for it, ``otherwise``, or if None, width / heads."""
+        """Return the width of an attention head: ``head_dim``, or if missing ``otherwise``, or width / heads."""
         width, heads = self.sizes["width"], self.sizes["heads"]
         found = self.number("head_dim", otherwise or width // heads)
         if otherwise is None and "head_dim" not in self._values and width % heads:

@@ -155,5 +155,5 @@ def _table(rows: Mapping[int, _Row], index: int) -> TimeTable:
 
 
 def _never_shorter(times_s: list[float]) -> list[float]:
-    """Return the times, each lowered to the minimum of all later ones."""
+    """Return the times, each lowered to the minimum of all later times."""
     return list(accumulate(reversed(times_s), min))[::-1]

@@ -1,7 +1,7 @@
 """A scheduling problem and its orders as arrays, the form that code compiled with numba reads.
 
-An action is an integer: the microbatch in the lowest `MICROBATCH_BITS` bits, then two bits for the kind, then the
-stage. A sequence holds the actions of all workers: first all of worker 0 in order, then all of worker 1, and so on.
+An action is an integer: the lowest `MICROBATCH_BITS` bits are the microbatch, the next two bits the kind, and the
+higher bits the stage. A sequence holds the actions of all workers, worker by worker, each in order.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -19,11 +19,11 @@ _UNCOUNTED: dict[str, Any] = {"_nrt": False}
 
 
 def inner(function: Function) -> Function:
-    """Compile a function with numba, inlined; it must allocate no arrays and be called from compiled code only."""
+    """Compile a function with numba to be inlined in compiled code, its only caller; it must allocate no arrays."""
     options: dict[str, Any] = {"cache": True, "forceinline": True}
     try:
         compiled: Function = njit(**options, **_UNCOUNTED)(function)
-    except KeyError:  # `_nrt` is not public: a numba without it counts references.
+    except KeyError:  # The option `_nrt` is not public, and another version of numba may not have it.
         compiled = njit(**options)(function)
     return compiled
 

@@ -6,8 +6,8 @@ The bound is the largest of these times, over all workers, stages and channels:
 - the same start, plus all F and I of the worker, plus the shortest time from the end of an I to the end of the step;
 - the round trip of one microbatch through all stages;
 - the earliest start of a channel's first transfer, plus all its transmissions, plus the shortest time after the last;
-- the time in which all microbatches pass through a stage or worker that can hold only some of them at once, because of
-  memory or ``in_flight``.
+- the time in which all microbatches pass through a stage or worker that, because of memory or ``in_flight``, can hold
+  only some microbatches at once.
 
 Measured on 8 to 16 stages, the bound is within 0.2 % of the optimum for many microbatches, and up to a third below the
 optimum for few microbatches.

@@ -5,8 +5,8 @@ Actions are F (forward), B (backward), I (input gradient) and W (weight gradient
 on the transfers that are on their way to it, but not on what other workers will start.
 
 The orders cannot deadlock: an F starts only if every later stage of its worker still has room for one microbatch, and
-every stage may hold at least one. So the last stage can always continue, and after it every stage before it. On workers
-that recompute activations, an F also leaves room for one backward, and an I waits for a W if memory is too small.
+every stage may hold at least one. So the last stage can always continue, which lets the stage before it continue, and
+so on. On workers that recompute, an F also leaves room for one backward, and an I waits for a W if memory is too small.
 """
 
 from typing import NamedTuple

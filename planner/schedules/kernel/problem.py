@@ -34,8 +34,8 @@ class SchedulingProblem:
     Attributes:
         workers: Number of the worker that holds each stage, [stages]; the replicas of a stage count as one worker,
             since they share one order.
-        in_flight: Limit on the microbatches of a stage between the start of F and the end of I or B, [stages]. It comes
-            from the plan; every schedule except ``gpipe`` respects it.
+        in_flight: Limit on the microbatches of a stage between the start of F and the end of I or B, [stages]. The plan
+            gives it, and every schedule except ``gpipe`` respects it.
         forward_s: Seconds of F, [stages, microbatches].
         backward_input_s: Seconds of I, [stages, microbatches].
         backward_weight_s: Seconds of W, [stages, microbatches].
@@ -100,7 +100,7 @@ class SchedulingProblem:
 
     @property
     def reserve_bytes(self) -> Floats:
-        """Largest `recomputed_bytes` of a backward, [workers], which forwards must leave free for it."""
+        """Largest `recomputed_bytes` of any backward, [workers]; forwards must leave these bytes free."""
         reserve = np.zeros(self.worker_count)
         np.maximum.at(reserve, np.array(self.workers), self.recomputed_bytes.max(axis=1, initial=0.0))
         return reserve

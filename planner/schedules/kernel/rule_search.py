@@ -1,8 +1,8 @@
 """Search for the rules with which list scheduling gives the least makespan on one problem.
 
-The search first tries eight common rules at growing depths. Then it makes small random changes to the rules with the
-least makespan so far, and keeps a change if the makespan gets no longer. Where microbatches differ, a change may also
-swap two microbatches in the order in which they enter the pipeline.
+The search first tries eight common rules at growing depths. After that, it makes small random changes to the rules with
+the least makespan so far, and keeps a change if the makespan gets no longer. If microbatches differ, a change may also
+swap two microbatches in the order in which microbatches enter the pipeline.
 """
 
 import numpy as np

@@ -72,7 +72,7 @@ def test_what_obviously_binds_is_said_to_bind(cause: str) -> None:
     explanation = explain(plan, scenario)
     assert explanation.verdict.cause == cause
     assert explanation.verdict.shorter_share > 0.05
-    assert explanation.verdict.sentence in explanation.text()
+    assert explanation.verdict.sentence in str(explanation)
     assert cause.split()[0] in explanation.verdict.sentence
     again = json.loads(json.dumps(explanation.document()))
     assert again["verdict"]["cause"] == cause
