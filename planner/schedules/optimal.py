@@ -7,8 +7,8 @@ of a B never end later. A proof takes tenths of a second for 4 stages and 8 micr
 and 32 microbatches.
 
 The solver works in whole ticks of time. If all times have a common divisor (1 ms if all are whole milliseconds), the
-tick is this divisor, and times are exact. Otherwise a tick is a millionth of the initial orders' makespan, and times are
-rounded down. In the solver, channels may carry transfers in any order, although real channels serve them first come, first
+tick is this divisor, and times are exact. Otherwise a tick is a millionth of the initial orders' makespan, and times
+are rounded down. In the solver, channels may carry transfers in any order, although real channels are first come, first
 served. Neither of these makes the solver's lower bound invalid. The reported makespan is computed at exact times.
 """
 

@@ -194,7 +194,7 @@ def test_alike_pipelines_are_told_once() -> None:
     plan = layered_plan(scenario, [([(1, 1, 2), (2, 1, 1)], [1] * 4)] * 2)
     explanation: Explanation = explain(plan, scenario)
     assert [loads.pipelines for loads in explanation.pipelines] == [(0, 1)]
-    assert "pipeline 0 and 1 alike" in explanation.text()
+    assert "pipeline 0 and 1 alike" in str(explanation)
 
 
 def test_what_most_windows_reach_is_told_if_asked_for() -> None:
@@ -203,7 +203,7 @@ def test_what_most_windows_reach_is_told_if_asked_for() -> None:
     explanation = explain(plan, scenario, 0.1)
     assert explanation.robust is not None
     assert explanation.robust.samples_per_s == pytest.approx(explanation.samples_per_s)
-    assert "in 90 % of 1 windows" in explanation.text()
+    assert "in 90 % of 1 windows" in str(explanation)
 
 
 def test_what_a_stage_gives_its_own_sums_is_no_transfer_between_stages() -> None:
