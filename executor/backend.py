@@ -265,11 +265,7 @@ def run_job(
 
 
 def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:
-    """Return the listening socket that the agent passes over ``own``; the agent may be in another network namespace.
-
-    Raises:
-        RunError: The agent cannot listen, or has ended.
-    """
+    """Return the listening socket that the agent passes over ``own``; raise `RunError` if the agent cannot listen."""
     said, descriptors, _, _ = socket.recv_fds(own, 1, 1)
     if descriptors:
         return socket.socket(fileno=descriptors[0])

@@ -18,11 +18,7 @@ from traces.common.errors import InputError, RunError
 
 
 def check_groups(plan: Plan, scenario: Scenario) -> None:
-    """Check that a run supports the plan's tensor-parallel groups.
-
-    Raises:
-        InputError: A group needs an unsupported method, or replicas of a layer are in groups of unequal size.
-    """
+    """Raise `InputError` if a run does not support the plan's tensor-parallel groups."""
     where = {replica.device: f"pipelines[{p}].stages[{s}].replicas[{r}]" for p, s, r, replica in _replicas(plan)}
     groups = {replica.device: replica.devices for *_, replica in _replicas(plan)}
     first = next((where[leader] for leader, devices in groups.items() if len(devices) > 1), None)
@@ -110,11 +106,7 @@ def check_supported(
 
 
 def check_spread(scenario: Scenario, emulator: Emulator) -> None:
-    """Check that a run on several machines asks for no emulated links and no faults.
-
-    Raises:
-        InputError: The run asks for one of them.
-    """
+    """Raise `InputError` if a run on several machines asks for emulated links or for faults."""
     if emulator != "none":
         raise InputError(
             "links are emulated on one machine only",
@@ -130,11 +122,7 @@ def check_spread(scenario: Scenario, emulator: Emulator) -> None:
 def check_decision(
     old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
 ) -> None:
-    """Check that a running job can carry out a decision of the policy.
-
-    Raises:
-        RunError: The decision needs something that the run does not support; the message names it.
-    """
+    """Raise `RunError` if a running job cannot carry out a decision of the policy; the message gives the reason."""
     when = f"the decision after step {decision.observed_step}"
     try:
         check_supported(decision.plan, scenario, compute, emulator, recovers=recovers)

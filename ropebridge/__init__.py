@@ -1,8 +1,9 @@
 """The verbs of the command `ropebridge` as functions, for scripts and notebooks.
 
-A scenario can be given as an object, as the path of a file or a run folder, or by the name of a ready scenario
-(``"two-regions"``); a plan as an object, as the path of a ``.json`` file, or by the name of the strategy that makes it.
-``import ropebridge`` is quick: functions load the modules that they need when they are called.
+An argument ``scenario`` is an object, the path of a file or a run folder, or the name of a ready scenario such as
+``"two-regions"``. An argument ``plan`` is an object, the path of a ``.json`` file, or the name of a strategy that makes
+the plan. Functions raise `RopebridgeError` for wrong arguments and files; the message names the place and what would be
+valid. ``import ropebridge`` is quick, since functions load the modules that they need when they are called.
 """
 
 from collections.abc import Sequence
@@ -67,15 +68,13 @@ def __dir__() -> list[str]:
 
 
 def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-area"] | None = None) -> "Scenario":
-    """Return the scenario in a YAML file or a run folder, or the ready one of that name.
+    """Return the scenario in a YAML file or a run folder, or the ready scenario of this name.
 
     Args:
         name: A path or a ready scenario's name.
-        network: Effects of TCP in a simulation, in place of those in the scenario: none, those of hosts with default
-            settings, or those of hosts that are set for wide-area links, as in the networks that `run` emulates.
-
-    Raises:
-        RopebridgeError: There is no such scenario, or it is wrong; the message names the place and what would be valid.
+        network: Effects of TCP in a simulation, in place of those in the scenario: ``"ideal"`` for none, ``"tcp"`` for
+            those of hosts with Linux's default settings, ``"tcp-wide-area"`` for those of hosts with the settings of
+            the networks that `run` emulates.
 
     >>> scenario = rb.read_scenario("two-regions")
     >>> [device.name for device in scenario.cluster.devices]
@@ -101,9 +100,6 @@ def read_trace(path: AnyPath, *, loops: bool = True) -> "LinkTrace":
         path: A file in any of these formats.
         loops: Whether the trace repeats after its end; otherwise its last rate holds.
 
-    Raises:
-        RopebridgeError: The file is no trace; the message names file and line.
-
     >>> _ = Path("link.csv").write_text("time_s,bandwidth_mbps\n0,100\n10,40\n20,\n")
     >>> rb.read_trace("link.csv").mean_bps / 1e6
     70.0
@@ -118,10 +114,7 @@ def make_plan(strategy: str, scenario: "Scenario | AnyPath") -> "Plan":
 
     Args:
         strategy: A strategy's name, such as ``"auto"``, or a Python file with a function ``plan(scenario)``.
-        scenario: The model and the cluster to plan for.
-
-    Raises:
-        RopebridgeError: There is no such strategy, or it finds no plan.
+        scenario: The scenario with the model and the cluster.
 
     >>> plan = rb.make_plan("megatron", "two-regions")
     >>> plan.schedule, len(plan.pipelines[0].stages)
@@ -139,9 +132,6 @@ def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
         name: A policy's name, such as ``"depth"``, or a Python file with a function or class ``policy(scenario)``.
         scenario: The scenario of the run.
 
-    Raises:
-        RopebridgeError: There is no such policy.
-
     >>> type(rb.make_policy("depth", "two-regions")).__name__
     'DepthPolicy'
     """
@@ -152,9 +142,6 @@ def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
 
 def read_plan(path: AnyPath) -> "Plan":
     """Return the plan in a JSON file.
-
-    Raises:
-        RopebridgeError: The file holds no plan.
 
     >>> rb.write_plan(rb.make_plan("gpipe", "two-regions"), "plan.json")
     >>> rb.read_plan("plan.json").strategy
@@ -168,9 +155,6 @@ def read_plan(path: AnyPath) -> "Plan":
 def write_plan(plan: "Plan", path: AnyPath) -> None:
     """Write a plan into a JSON file, which `read_plan` and the command's option ``--plan`` read.
 
-    Raises:
-        RopebridgeError: The file cannot be written.
-
     >>> rb.write_plan(rb.make_plan("megatron", "two-regions"), "plan.json")
     """
     from planner.files.plan import write_plan as write
@@ -179,14 +163,7 @@ def write_plan(plan: "Plan", path: AnyPath) -> None:
 
 
 def explain(plan: "Plan | AnyPath", scenario: "Scenario | AnyPath") -> "Explanation":
-    """Explain what limits a plan and what would help; the returned object prints as a few lines.
-
-    Args:
-        plan: A plan, its file, or the name of the strategy that makes it.
-        scenario: The scenario of the plan.
-
-    Raises:
-        RopebridgeError: The plan does not fit the scenario.
+    """Explain which resource limits the step time of a plan, and what would help; the result prints as a few lines.
 
     >>> found = rb.explain("megatron", "two-regions")
     >>> f"{found.step_s:.1f} s", found.verdict.cause
@@ -207,18 +184,15 @@ def simulate(
     duration: str | None = None,
     folder: AnyPath | None = None,
 ) -> "RunRecord":
-    """Run a plan in the model of its cluster, over the links' traces.
+    """Simulate the training of a plan, with the traces of the scenario's links.
 
     Args:
-        scenario: The scenario, with model, training and cluster.
-        plan: A plan, its file, or the name of the strategy that makes it.
+        scenario: The scenario with model, training and cluster.
+        plan: The plan to simulate, or the name of a strategy.
         policy: An adaptation policy or its name; None keeps the plan.
-        steps: Number of training steps.
+        steps: Number of training steps; give either this or ``duration``.
         duration: Simulated time after which no step starts, with its unit, such as ``"60 min"``.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
-
-    Raises:
-        RopebridgeError: An argument is wrong, or the plan does not fit the scenario.
 
     >>> record = rb.simulate("two-regions", "megatron", policy="depth", steps=4)
     >>> record.metrics.step_s.round(1).tolist()
@@ -244,11 +218,11 @@ def run(
     emulate_wan: bool = False,
     folder: AnyPath | None = None,
 ) -> "RunRecord":
-    """Run a plan for real on this machine, with a process per device.
+    """Run a plan on this machine in real processes, one for each device.
 
     Args:
-        scenario: The scenario, with model, training and cluster.
-        plan: A plan, its file, or the name of the strategy that makes it.
+        scenario: The scenario with model, training and cluster.
+        plan: The plan to run, or the name of a strategy.
         policy: An adaptation policy or its name; None keeps the plan.
         steps: Number of training steps.
         compute: ``"real"`` trains the model whose code the scenario names; ``"paced"`` moves tensors of the true sizes
@@ -257,7 +231,7 @@ def run(
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
     Raises:
-        RopebridgeError: An argument is wrong, the executor cannot run the plan, or a process failed.
+        RopebridgeError: An argument is wrong, the executor does not support the plan, or a process failed.
 
     >>> record = rb.run("two-regions", "megatron", steps=2, compute="paced")
     >>> record.backend, len(record.metrics)
@@ -274,9 +248,6 @@ def run(
 
 def read_run(folder: AnyPath) -> "RunRecord":
     """Return the run in a folder that `simulate`, `run` or the command wrote.
-
-    Raises:
-        RopebridgeError: The folder holds no run.
 
     >>> written = rb.simulate("two-regions", "megatron", steps=2, folder="runs/short")
     >>> rb.read_run("runs/short").event_frame.equals(written.event_frame)
@@ -305,14 +276,12 @@ def compare(*records: "RunRecord") -> "pd.DataFrame":
 
 
 def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
-    """Show runs side by side in a file, of the kind that its suffix says.
+    """Write a file that shows runs one below the other.
 
     Args:
-        records: The runs, the first on top.
-        path: A file to write: ``.html`` (a page), ``.png`` or ``.svg`` (a figure), ``.json`` (for ui.perfetto.dev).
-
-    Raises:
-        RopebridgeError: The suffix is none of these, or the file cannot be written.
+        records: The runs, from top to bottom.
+        path: The file, whose suffix is ``.html`` (a page), ``.png`` or ``.svg`` (a figure), or ``.json`` (a trace for
+            ui.perfetto.dev).
 
     >>> rb.report(rb.simulate("two-regions", "megatron", steps=2), "run.json")
     """
@@ -325,16 +294,16 @@ def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
 def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = None) -> "pd.DataFrame":
     r"""Simulate all points of a sweep file; return a table with a row per point: its parameters and metrics.
 
-    Finished points are kept in the folder, and an interrupted sweep goes on from there. The points run in other
-    processes, so that a script must call this below ``if __name__ == "__main__":``; a notebook need not.
+    Finished points are kept in the folder, so that an interrupted sweep can be continued. The points run in other
+    processes, so a script must call this function below ``if __name__ == "__main__":``; a notebook need not.
 
     Args:
         path: The sweep file, in YAML: a scenario and parameters.
-        folder: The folder for table and logs; ``sweeps/NAME`` if absent.
-        jobs: Number of points at a time; the number of this machine's cores if absent.
+        folder: The folder for table and logs; None for ``sweeps/NAME``.
+        jobs: Number of points that run at the same time; None for the number of this machine's cores.
 
     Raises:
-        RopebridgeError: The sweep is wrong, or every point failed.
+        RopebridgeError: The sweep file is wrong, or every point failed.
 
     >>> _ = Path("depths.yaml").write_text(
     ...     "scenario: two-regions\nstrategy: megatron\nsteps: 2\nparameters: {schedule: {grid: [gpipe, 1f1b]}}\n"

@@ -311,11 +311,7 @@ class Coordinator:
         return {rank: reports[rank] for rank in left()}
 
     def _await_processes(self, ranks: Collection[int]) -> None:
-        """Wait until all given ranks can join a session.
-
-        Raises:
-            RunError: The scenario schedules an absence without end for one of the ranks.
-        """
+        """Wait until all given ranks can join a session; raise `RunError` if an absence of one of them has no end."""
 
         def are_there() -> bool:
             for rank in ranks:

@@ -43,11 +43,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def blaming(peer: str) -> Iterator[None]:
-    """Turn gloo's error for a lost peer into one that names the device ``peer``.
-
-    Raises:
-        PeerLostError: The transfer inside failed.
-    """
+    """Turn gloo's error in the context into a `PeerLostError` that names the device ``peer``."""
     try:
         yield
     except RuntimeError as error:

@@ -110,11 +110,7 @@ def pack(events: list[Event], loss: float | None, kept: int | None) -> dict[str,
 
 
 def unpack(rows: list[list[Any]], devices: Collection[str]) -> list[Event]:
-    """Return the events from the ``rows`` of `pack`.
-
-    Raises:
-        ValueError: A row has an unknown kind, or a device outside ``devices``.
-    """
+    """Return the events in the ``rows`` of `pack`; raise `ValueError` for a device outside ``devices``."""
     events = [Event(EventKind(kind), *rest) for kind, *rest in rows]
     for event in events:
         if event.device not in devices or (event.peer and event.peer not in devices):

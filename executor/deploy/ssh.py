@@ -61,11 +61,7 @@ def logs(deployment: Deployment, folder: Path, host: str, lines: int, follow: bo
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """End each host's part by SIGTERM, and after 10 s by SIGKILL to its process group.
-
-    Raises:
-        RunError: A host could not be reached.
-    """
+    """End each host's part by SIGTERM, after 10 s by SIGKILL; raise `RunError` if a host cannot be reached."""
     results, unreachable = [], 0
     for part in deployment.hosts.parts:
         script = (

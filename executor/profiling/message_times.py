@@ -74,11 +74,7 @@ def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[i
 
 
 def serve_messages(own_host: str, peer_host: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Run the process of a measurement on the responder's host; return its answer.
-
-    Raises:
-        RunError: The two processes do not reach each other.
-    """
+    """Run the measurement's process on the responder's host; return its answer, or raise `RunError` if it fails."""
     port = message.get("port")
     if type(port) is not int or not 0 < port < 1 << 16:
         raise RunError(f"port: {str(port)[:40]} is not a port; it must be a whole number from 1 to 65535")

@@ -139,11 +139,7 @@ def profile_model(
 
 
 def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
-    """Count each layer's operations and bytes for one sample, on torch's meta device, without memory.
-
-    Raises:
-        InputError: A layer depends on the values of its inputs.
-    """
+    """Count each layer's operations and bytes for one sample; raise `InputError` if a layer depends on values."""
     outputs = DataOrder(loaded.model, 1, training.seed).samples(0, 0, 1)[0].to("meta")
     with torch.device("meta"):
         model = load_model(code, training.seed)

@@ -143,11 +143,7 @@ class ControlClient:
         return answer
 
     def ask_clock(self) -> float:
-        """Return a reading of the head's monotonic clock, in seconds.
-
-        Raises:
-            TimeoutError: The head has not answered within `Timeouts.clock_answer_s`.
-        """
+        """Return a reading of the head's monotonic clock; raise `TimeoutError` after `Timeouts.clock_answer_s`."""
         self._questions += 1
         number = self._questions
         self.send("clock", asked=number)
@@ -180,11 +176,7 @@ class ControlClient:
             return self._plans.get(step)
 
     def wait(self, step: int) -> NewPlan:
-        """Wait for the plan of a step, and return it.
-
-        Raises:
-            SessionEndedError: The session has ended, so that the plan will not arrive.
-        """
+        """Wait for the plan of a step, and return it; raise `SessionEndedError` if the session ends."""
         with self._changed:
             self._changed.wait_for(lambda: step in self._plans or self._outcome)
             if step not in self._plans:
@@ -288,11 +280,7 @@ class ControlStore(Store):
         return self._client._values[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for the values of keys.
-
-        Raises:
-            RuntimeError: A value has not arrived within ``timeout``, or the session has ended.
-        """
+        """Wait for the values of keys; raise `RuntimeError` after ``timeout``, or if the session has ended."""
         client = self._client
         wait_s = timeout.total_seconds() if timeout is not None else timeouts().connect_s
         with client._changed:

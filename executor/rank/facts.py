@@ -38,11 +38,7 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
 
 
 def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:
-    """Return the facts of the model that must be equal on all ranks: each layer's parameters and output.
-
-    Raises:
-        InputError: The sizes of a layer differ from the scenario's profile.
-    """
+    """Return the sizes of the layers as facts; raise `InputError` if they differ from the scenario's profile."""
     compare_sizes(profile, sizes)
     return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
 

@@ -55,11 +55,7 @@ class FirstState:
 
 
 def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
-    """Return the state before the run's first step.
-
-    Raises:
-        InputError: The checkpoint from which the run resumes is incomplete or damaged.
-    """
+    """Return the state before the run's first step; raise `InputError` if the checkpoint with this state is damaged."""
     if not run.first_step:
         return FirstState(0, lambda layer: compute.layer_state(one_layer(scenario, layer)))
     return FirstState(run.first_step, CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).row)

@@ -45,11 +45,7 @@ class Header:
 
 
 def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: Mapping[int, torch.Tensor]) -> None:
-    """Write a part atomically: its `Header`, and the state of each layer in ``rows``.
-
-    Raises:
-        RunError: The file cannot be written, to a full disk for example.
-    """
+    """Write a part atomically: its `Header`, and the state of each layer in ``rows``; may raise `RunError`."""
     header = Header(step, plan, model, {layer: _digest(row) for layer, row in sorted(rows.items())})
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}
@@ -69,21 +65,13 @@ def _unwritable(path: Path, reason: str) -> RunError:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a part.
-
-    Raises:
-        DamagedError: The file cannot be read, or the header does not match its checksum.
-    """
+    """Return the header of a part; raise `DamagedError` if the header cannot be read or its checksum is wrong."""
     with _opened(path) as file:
         return _header(file.metadata(), path)
 
 
 def read_row(path: Path, layer: int) -> torch.Tensor:
-    """Return the state of a layer: a one-dimensional uint8 tensor.
-
-    Raises:
-        DamagedError: The file cannot be read, or the header or the row does not match its checksum.
-    """
+    """Return a layer's state, a one-dimensional uint8 tensor; raise `DamagedError` if a checksum is wrong."""
     with _opened(path) as file:
         expected = _header(file.metadata(), path).digests.get(layer)
         row: torch.Tensor = file.get_tensor(f"layer-{layer}")

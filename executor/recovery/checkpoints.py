@@ -49,11 +49,7 @@ class Checkpoint:
     files: Sequence[Path]
 
     def row(self, layer: int) -> torch.Tensor:
-        """Return the state of a layer: a one-dimensional uint8 tensor.
-
-        Raises:
-            InputError: The file was damaged after this checkpoint was found.
-        """
+        """Return a layer's state, a one-dimensional uint8 tensor; raise `InputError` if its file is damaged."""
         with _damaged_since():
             return read_row(self.files[layer], layer)
 
@@ -112,11 +108,7 @@ class CheckpointFolder:
         )
 
     def of_step(self, step: int, model: tuple[str, ...]) -> Checkpoint:
-        """Return the checkpoint of a step; each row is checked when it is read.
-
-        Raises:
-            InputError: The checkpoint is incomplete or damaged.
-        """
+        """Return the checkpoint of a step, or raise `InputError` if it is incomplete; rows are checked when read."""
         with _damaged_since():
             return self._found(step, model)
 
@@ -151,11 +143,7 @@ class CheckpointFolder:
             yield mark
 
     def check_held(self, mark: str) -> None:
-        """Check that this folder is the one in which the launcher's `held` has written ``mark``.
-
-        Raises:
-            InputError: The folder has no mark or another one within `Timeouts.shared_folder_s`.
-        """
+        """Raise `InputError` if the ``mark`` of the launcher's `held` does not appear in this folder in time."""
         limits = timeouts()
         until_s = time.monotonic() + limits.shared_folder_s
         while self._mark() != mark:
@@ -228,11 +216,7 @@ def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str
 
 
 def refuse_used(folder: Path) -> None:
-    """Check that a folder has no checkpoints, for a run that starts at step 0 and must not mix with another run.
-
-    Raises:
-        InputError: There are checkpoints in the folder.
-    """
+    """Raise `InputError` if a folder contains checkpoints: a run from step 0 must not mix with another run."""
     if CheckpointFolder(folder).steps:
         raise InputError(
             "there are checkpoints here already",

@@ -86,11 +86,7 @@ class OverlappedAllReduce:
         self._complete[sync].set()
 
     def finish(self) -> float:
-        """Wait for all sums; return the run second at which the last one ended.
-
-        Raises:
-            PeerLostError: One of the other devices is lost.
-        """
+        """Wait for all sums; return the run second of the end of the last one, or raise `PeerLostError`."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -104,11 +104,7 @@ class IncomingUpdates:
         return len(self._arrived_s)
 
     def wait_for(self, count: int) -> float:
-        """Wait for the first ``count`` updates; return the run second at which the last of them arrived.
-
-        Raises:
-            PeerLostError: The sender is lost.
-        """
+        """Wait for ``count`` updates; return the last one's arrival in run seconds, or raise `PeerLostError`."""
         with self._changed:
             while self.arrived < count:
                 if self._lost is not None:
@@ -117,11 +113,7 @@ class IncomingUpdates:
             return self._arrived_s[count - 1] if count else float("-inf")
 
     def take(self, stop: int | None) -> list[Update]:
-        """Remove and return the updates that have arrived; with ``stop``, only updates with a smaller number.
-
-        Raises:
-            PeerLostError: The sender is lost.
-        """
+        """Remove and return the arrived updates with numbers below ``stop`` (None: all); may raise `PeerLostError`."""
         updates = []
         with self._changed:
             while self._ready and (stop is None or self._taken < stop):

@@ -74,11 +74,7 @@ class RecvHandle:
         threads.submit(self._receive).add_done_callback(report)
 
     def wait(self) -> torch.Tensor:
-        """Wait for the bytes, and return them as a one-dimensional uint8 tensor.
-
-        Raises:
-            PeerLostError: The sender is lost.
-        """
+        """Wait for the bytes; return them as a one-dimensional uint8 tensor, or raise `PeerLostError`."""
         if self._in_background:
             self._completed.wait()
         elif not self.is_complete:

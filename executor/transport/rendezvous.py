@@ -50,11 +50,7 @@ def check_interface() -> None:
 
 
 def connect(store: Store, rank: int, ranks: int, name: str) -> None:
-    """Create torch's default process group, which connects every two ranks; ``name`` is a prefix for keys in the store.
-
-    Raises:
-        PeerLostError: Some ranks cannot be reached; the message names the network interface.
-    """
+    """Create torch's default process group, whose keys in the store begin with ``name``, or raise `PeerLostError`."""
     timeout = _connect_timeout()
     try:
         dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=timeout)

@@ -163,11 +163,7 @@ class CompressedWire:
         self._cluster = cluster
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
-        """Return the bytes to send for a payload, compressed if the transfer crosses regions.
-
-        Raises:
-            InputError: The size of the stage's output differs from the plan's.
-        """
+        """Return the bytes to send, compressed between regions; raise `InputError` if the payload's size is wrong."""
         # Check before packing, since a payload of another size may not be divisible by the number of samples.
         expected_bytes = self.payload_bytes(transfer)
         if payload.numel() != expected_bytes:

@@ -150,11 +150,7 @@ def enter_new_network() -> int:
 
 
 def enter_network(path: str) -> None:
-    """Move this thread, and all that it starts from now on, into the network namespace at ``path``.
-
-    Raises:
-        OSError: There is no such namespace, or this process may not enter it.
-    """
+    """Move this thread, and threads that it starts later, into the network namespace at ``path``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc().setns(descriptor, _CLONE_NEWNET), "setns")
@@ -206,11 +202,7 @@ def open_tun(name: str, address: str, netmask: str) -> int:
 
 
 def switch_on_loopback() -> None:
-    """Bring up the interface ``lo`` of this thread's network namespace.
-
-    Raises:
-        OSError: The namespace is not this process's own.
-    """
+    """Bring up the interface ``lo`` of this thread's network namespace, which must be this process's own."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         _switch_on(control, "lo")
 

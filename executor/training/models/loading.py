@@ -173,11 +173,7 @@ def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
 
 
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
-    """Compare the sizes of a model's layers with the profile that plans are made from.
-
-    Raises:
-        InputError: A layer differs; the message names the first one, its size, and the size in the profile.
-    """
+    """Raise `InputError` for the first layer whose sizes differ from those of the profile that plans are made from."""
     if len(sizes) != len(profile.layers):
         raise InputError(
             f"the model has {len(sizes)} layers",
