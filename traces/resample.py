@@ -112,7 +112,7 @@ def _split_last(times_s: FloatArray, duration_s: float) -> FloatArray:
     step_s = digit_s * np.floor((duration_s - times_s[-1]) / num_steps / digit_s)
     if step_s == 0:
         raise InputError(
-            f"the last piece of the trace lasts {duration_s - times_s[-1]:g} s, too short to split",
+            f"the last piece of the trace lasts {duration_s - times_s[-1]:g} s, too short for this format",
             valid="resample the trace to equal steps, or write csv",
         )
     return np.append(times_s, duration_s - step_s * np.arange(num_steps - 1, 0, -1))

@@ -124,7 +124,7 @@ class Adaptation:
         if not waits and needs_set_up(current, proposed):
             raise RunError(
                 f"{when} moves layers to other devices, or changes what is set up once, while pipelines train without "
-                "a barrier: there is no moment between two steps at which all could change; only 'allreduce' has one"
+                "a barrier: devices can change together only between two steps, which needs method 'allreduce'"
             )
         changes = [(name, getattr(current, name), getattr(proposed, name)) for name in _INVARIANT]
         methods = (current.synchronisation.method, proposed.synchronisation.method)

@@ -151,7 +151,7 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
         raise InputError(
             f"no device holds layer {layer} any more",
             where=f"device '{target}'",
-            valid="stages of one device need a backup of their state on another one",
+            valid="keep each layer on two devices, or its backup on another device",
         )
     return max(known, key=lambda source: nominal_path(scenario, source, target).rate_bps)
 

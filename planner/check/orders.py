@@ -118,7 +118,7 @@ def check_orders(pipeline: Pipeline, plan: Plan, where: str) -> None:
         return
     if plan.order != "scheduled":
         valid = "write order 'scheduled', or a schedule other than 'explicit', which decides whether backward is split"
-        raise InputError(f"the plan carries its orders but asks for order '{plan.order}'", where="order", valid=valid)
+        raise InputError(f"the plan has explicit orders, but its order is '{plan.order}'", where="order", valid=valid)
     workers = max(pipeline.workers) + 1
     if len(pipeline.orders) != workers:
         raise InputError(

@@ -157,13 +157,13 @@ def _check_overlap(plan: Plan) -> None:
         )
     if how.method != _ALLREDUCE:
         raise InputError(
-            f"buckets of {how.bucket_bytes} bytes do not fit method '{how.method}', whose exchanges no device awaits",
+            f"buckets of {how.bucket_bytes} bytes do not fit method '{how.method}', with which no device waits",
             where=where,
             valid=f"remove it, or write method '{_ALLREDUCE}'",
         )
     if plan.order == "dynamic":
         raise InputError(
-            f"buckets of {how.bucket_bytes} bytes do not fit order 'dynamic', in which no action is surely the last",
+            f"buckets of {how.bucket_bytes} bytes do not fit order 'dynamic': which backward is last is not known",
             where=where,
             valid="remove it, or write order 'scheduled'",
         )

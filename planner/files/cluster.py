@@ -199,7 +199,7 @@ def _size_curve(entry: SizeCurveEntry | None, part: Part, index: int) -> SizeCur
         rate_bps = curve.rate_bps(size_bytes)
         if not 0 < rate_bps < math.inf:
             raise InputError(
-                f"a message of {size_bytes / 1e6:g} MB gets {rate_bps:g} bit/s",
+                f"the curve gives a message of {size_bytes / 1e6:g} MB a rate of {rate_bps:g} bit/s",
                 where=part.where("links", index, "size_curve"),
                 valid="give a curve of GB/s above zero for every size, and a ceiling above zero",
             )

@@ -78,7 +78,7 @@ class Document:
             ) from None
         except (RecursionError, ValueError) as error:
             problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise InputError(f"the file cannot be read: {problem}", where=str(path), valid="simplify it") from None
+            raise InputError(f"the file cannot be read: {problem}", str(path), "use plain values") from None
 
     def where(self, location: Location) -> str:
         """Return file, line and key path of a place in the document."""

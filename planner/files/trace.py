@@ -61,7 +61,7 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
     try:
         if entry.file is not None:
             if entry.duration is not None:
-                raise InputError("a trace file has a duration of its own", valid="remove 'duration'")
+                raise InputError("'duration' is not allowed with 'file', which has its own", valid="remove 'duration'")
             trace = read_trace(document.path.parent / entry.file, loops=loops)
         else:
             trace = _from_preset(entry, loops) if entry.preset is not None else _from_steps(entry, loops)
@@ -72,7 +72,7 @@ def read_trace_entry(entry: TraceEntry, document: Document, location: Location) 
     if entry.mean is None:
         return trace
     if trace.mean_bps == 0:
-        raise InputError("a trace of outage alone has no mean to rescale", where=where, valid="remove 'mean'")
+        raise InputError("a trace whose rate is always 0 cannot be rescaled", where=where, valid="remove 'mean'")
     return replace(trace, bandwidth_bps=trace.bandwidth_bps * (entry.mean / trace.mean_bps))
 
 

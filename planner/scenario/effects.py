@@ -79,7 +79,7 @@ class NetworkEffects:
             raise InputError(f"payload efficiency {self.payload_efficiency:g} is out of range", valid=_SHARE)
         if not self.window_bytes > 0 or not 0 < self.initial_window_bytes < math.inf:
             raise InputError(
-                f"windows of {self.window_bytes:g} and at first {self.initial_window_bytes:g} bytes are not allowed",
+                f"a window of {self.window_bytes:g} bytes, initially {self.initial_window_bytes:g}, is not allowed",
                 valid="give every window more than 0 bytes",
             )
         if not self.idle_s >= 0:

@@ -58,7 +58,8 @@ def makespan_s(
     sequence, acting, position = walk(step.graph)
     if len(sequence) < step.graph.actions:
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
-        raise InputError(f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever")
+        problem = f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever"
+        raise InputError(problem, valid="put each action after the actions whose results it needs")
     blocking = blocking_messages(step, scenario)
     return float(longest_path(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))
 

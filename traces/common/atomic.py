@@ -25,7 +25,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
         beside.replace(path)
     except OSError as error:
         raise InputError(
-            f"cannot be written: {error.strerror}", where=str(path), valid="choose a place that can"
+            f"cannot be written: {error.strerror}", where=str(path), valid="choose another folder"
         ) from error
     finally:
         beside.unlink(missing_ok=True)
@@ -40,7 +40,7 @@ def check_place(path: Path) -> None:
     try:
         is_folder, is_in_folder = path.is_dir(), path.parent.is_dir()
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", str(path), "choose a place that can") from error
+        raise InputError(f"cannot be written: {error.strerror}", str(path), "choose another folder") from error
     if is_folder:
         raise InputError("is a folder", where=str(path), valid="name a file to write")
     if not is_in_folder:

@@ -147,7 +147,7 @@ class Conversation:
         try:
             self.connection.sendall(data)
         except OSError as error:
-            raise PeerError(f"{self._peer} hung up: {error.strerror or error}") from error
+            raise PeerError(f"{self._peer} closed the connection: {error.strerror or error}") from error
 
     def _receive(self, most: int) -> bytes:
         try:
@@ -155,7 +155,7 @@ class Conversation:
         except TimeoutError:
             raise
         except OSError as error:
-            raise PeerError(f"{self._peer} hung up: {error.strerror or error}") from error
+            raise PeerError(f"{self._peer} closed the connection: {error.strerror or error}") from error
         if not data:
-            raise PeerError(f"{self._peer} hung up")
+            raise PeerError(f"{self._peer} closed the connection")
         return data

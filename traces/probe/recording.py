@@ -63,7 +63,7 @@ class Recording:
             raise InputError("is not a file", str(self.path), "name a file to write")
         if not self.path.exists():
             if not os.access(self.path.parent, os.W_OK):
-                raise InputError("cannot be written: Permission denied", str(self.path), "choose a place that can")
+                raise InputError("cannot be written: Permission denied", str(self.path), "choose another folder")
             return self
         try:
             self._open(os.O_RDWR)
@@ -99,7 +99,7 @@ class Recording:
         except OSError as error:
             if not self._whole_bytes:
                 self.path.unlink()
-            raise RunError(f"{self.path} cannot be written: {error.strerror}; what it had stays") from error
+            raise RunError(f"{self.path} cannot be written: {error.strerror}; its earlier rows are kept") from error
         self._whole_bytes += len(row)
         self._latest_ms, self.latency_s = time_ms, sample.latency_s
         self.samples += 1
@@ -116,9 +116,7 @@ class Recording:
         except BlockingIOError:
             raise InputError("another recorder writes this file", str(self.path), "name another file") from None
         except OSError as error:
-            raise InputError(
-                f"cannot be written: {error.strerror}", str(self.path), "choose a place that can"
-            ) from error
+            raise InputError(f"cannot be written: {error.strerror}", str(self.path), "choose another folder") from error
 
     def _close(self) -> None:
         if self._file is not None:
@@ -142,11 +140,11 @@ class Recording:
         try:
             trace = csv_units.read(whole.decode())
         except (InputError, UnicodeDecodeError) as error:
-            problem = error.within(str(self.path)) if isinstance(error, InputError) else error
-            raise InputError(f"{problem}: is not a recording any more", str(self.path), _VALID) from error
+            raise InputError(f"the recording is damaged: {error}", str(self.path), _VALID) from error
         rows = whole.splitlines()
         if len(trace.times_s) != len(rows) - 1:
-            raise InputError("says when it ends", str(self.path), f"take its last line out, or {_VALID}")
+            problem = "the recording has a last row with its end, after which nothing can be appended"
+            raise InputError(problem, str(self.path), f"remove this row, or {_VALID}")
         first_s = float(rows[1].split(b",")[0])
         assert trace.latency_s is not None
         self.end_s = first_s + trace.duration_s

@@ -117,7 +117,7 @@ def _check(entry: _Entry, path: Path, first_path: Path, first: _Entry) -> None:
         raise InputError(
             f"times of {len(entry.execution_time.layer_compute_total_ms)} layers do not fit parameters of {len(sizes)}",
             where=str(path),
-            valid="'layer_compute_total_ms' and 'parameters_per_layer_bytes' list the same layers, one at least",
+            valid="let 'layer_compute_total_ms' and 'parameters_per_layer_bytes' list the same layers, one at least",
         )
     if sizes != first.model.parameters.parameters_per_layer_bytes:
         raise InputError(f"the file has another model than {first_path}", where=str(path), valid="import one at a time")

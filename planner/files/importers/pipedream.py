@@ -121,7 +121,7 @@ def _node(parts: Mapping[str, str], where: str) -> _Node:
     except ValueError as error:
         raise InputError(str(error), where=where, valid="times and sizes are numbers") from None
     if not all(0 <= each < math.inf for each in (forward, backward, parameters, *activations)):
-        raise InputError("a time or a size is negative or not finite", where=where, valid="give what was measured")
+        raise InputError("a time or a size is negative or not finite", where=where, valid="give 0 or more everywhere")
     return _Node(parts["name"], parts["what"], forward / 1000, backward / 1000, sum(activations), parameters)
 
 
@@ -153,6 +153,6 @@ def _in_order(nodes: Mapping[str, _Node], path: Path) -> list[_Node]:
                 ready.append(nodes[target])
     if len(order) < len(nodes) or not order:
         raise InputError(
-            "the graph has a cycle, or nothing but inputs", where=str(path), valid="give graph.txt as it was written"
+            "the graph has a cycle, or only inputs", where=str(path), valid="give graph.txt as the profiler wrote it"
         )
     return order

@@ -82,7 +82,7 @@ def _run(problem: SchedulingProblem, orders: Orders) -> tuple[Floats, float]:
         action = orders.actions(worker)[stuck - int(orders.first_action[worker])]
         raise InputError(
             f"the order of actions deadlocks: worker {worker} never receives what {action} needs",
-            valid=f"on every worker, put the actions that {action} waits for before those that wait for it",
+            valid=f"on every worker, put the actions that {action} waits for before the actions that wait for {action}",
         )
     return starts_s, makespan_s
 

@@ -235,7 +235,7 @@ def test_either_end_can_be_interrupted(tmp_path: Path) -> None:
             said, errors = process.communicate(timeout=60)
             assert far.wait(timeout=30) == 0
         assert (process.returncode, said) == (1, "")
-        assert f"ropebridge: {address} hung up" in errors.splitlines()[-1]
+        assert f"ropebridge: {address} closed the connection" in errors.splitlines()[-1]
     assert not (tmp_path / "cluster.yaml").exists()
 
 

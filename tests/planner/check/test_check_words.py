@@ -307,7 +307,7 @@ def test_orders_and_the_schedule_fit_each_other() -> None:
     )
     assert refusal(replace(explicit(*GOOD), order="dynamic"))[:2] == (
         "order",
-        "the plan carries its orders but asks for order 'dynamic'",
+        "the plan has explicit orders, but its order is 'dynamic'",
     )
 
 

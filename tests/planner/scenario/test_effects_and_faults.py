@@ -12,8 +12,8 @@ from traces.common.errors import InputError
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "payload of nothing": (lambda: NetworkEffects(payload_efficiency=0.0), "payload efficiency 0"),
     "payload of more than all": (lambda: NetworkEffects(payload_efficiency=1.1), "payload efficiency 1.1"),
-    "no window": (lambda: NetworkEffects(window_bytes=0.0), "windows of 0 and at first 14480 bytes"),
-    "no first window": (lambda: NetworkEffects(initial_window_bytes=0.0), "windows of inf and at first 0 bytes"),
+    "no window": (lambda: NetworkEffects(window_bytes=0.0), "a window of 0 bytes, initially 14480,"),
+    "no first window": (lambda: NetworkEffects(initial_window_bytes=0.0), "a window of inf bytes, initially 0,"),
     "idle before": (lambda: NetworkEffects(idle_s=-1.0), "counts as idle after -1 s"),
     "no factor": (lambda: Straggler("a", 0.0), "device 'a' takes 0 times as long"),
     "no pieces": (lambda: Slowdown("a", (), ()), "times and speeds differ in number"),

@@ -298,7 +298,7 @@ def test_who_hangs_up_is_a_failure(tmp_path: Path) -> None:
     with server(greet) as address:
         done = record(address, tmp_path / "link.csv")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"{address} hung up" in done.stderr
+    assert f"{address} closed the connection" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
