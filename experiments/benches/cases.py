@@ -1,4 +1,4 @@
-"""Cases that several benches share: two stages, recovery, and a thousand devices whose links change every second."""
+"""Scenarios and plans that several benches share: two stages, a recovery, and a thousand devices on changing links."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TWO_DEVICES = ("west", "east")
 
 
 def played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
-    """Return the trace, scaled to a mean rate of ``mean_bps`` and played back ``speed`` times as fast."""
+    """Return the trace scaled to a mean rate of ``mean_bps`` and played ``speed`` times as fast, without latencies."""
     rates_bps = trace.bandwidth_bps * (mean_bps / trace.mean_bps)
     return LinkTrace(trace.times_s / speed, rates_bps, trace.duration_s / speed)
 
@@ -26,7 +26,7 @@ def two_stage_scenario(
     """Return a scenario in which forward, input gradient and weight gradient of a microbatch take equally long.
 
     Args:
-        action_s: Seconds of each of them, on either device.
+        action_s: Duration of each of these three actions on either device, seconds.
         transfer_bytes: Size of an activation, and of its gradient.
         microbatches: Number of microbatches, each of one sample.
         bandwidth_bps: Rate of the link each way, bits per second.
@@ -46,17 +46,14 @@ def two_stage_scenario(
 
 
 def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: Optimizer) -> Scenario:
-    """Return a scenario that trains a model on two devices over links without emulation.
-
-    A step has ``samples`` samples; ``rule`` updates the parameters.
-    """
+    """Return a scenario that trains a model on two devices, with ``samples`` samples a step and an optimizer."""
     return Scenario("two-stages", _cluster(1e9, 0.0), model, Training(samples, optimizer=rule), code)
 
 
 def two_stage_plan(
     scenario: Scenario, schedule: str, microbatches: tuple[int, ...], in_flight: tuple[int, int], order: str
 ) -> Plan:
-    """Return a plan that cuts the model in the middle."""
+    """Return a plan of one pipeline with two stages, each of half of the model's layers."""
     layers = len(scenario.model.layers)
     middle = (layers + 1) // 2
     bounds = ((0, middle), (middle, layers))
@@ -74,7 +71,7 @@ def _cluster(bandwidth_bps: float, latency_s: float) -> Cluster:
     return Cluster(devices, links)
 
 
-# Device of the plan to its kind of rank.
+# Maps each device of the recovery plan to the part of the pipeline that the device holds.
 KINDS = {
     "first": "the first stage",
     "middle": "a middle stage",
@@ -101,7 +98,7 @@ def recovery_case() -> tuple[Scenario, Plan]:
 
     code = ModelCode(_MODEL_FILE, MODEL)
     sizes = load_with_sizes(code, seed=0).sizes
-    # Planning figures for the replay after a device has left; all devices are alike.
+    # The policy plans with these times after a device has left; all devices are equally fast.
     table = TimeTable((1,), (0.002,), (0.002,), (0.002,))
     layers = tuple(
         LayerProfile(f"layer-{index}", size.parameter_bytes, size.output.size_bytes, 1000, {"cpu": table})
@@ -132,7 +129,7 @@ FORWARD_S = {"fast": 0.08, "slow": 0.11}
 def wide_area_scenario(
     seed: int = 0, *, devices: int = DEVICES, regions: int = REGIONS, global_batch: int = 1024
 ) -> Scenario:
-    """Return the scenario; devices are listed region by region in turn, so that uniform pipelines cross all regions.
+    """Return a scenario of many devices and regions, whose devices are listed so that uniform pipelines cross regions.
 
     Links between two regions carry 2 to 10 Gbit/s, which vary by a quarter from second to second, with a one-way
     latency of 5 to 60 ms; the network inside a region carries 400 Gbit/s in total.

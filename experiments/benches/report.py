@@ -1,4 +1,4 @@
-"""Measures how soon a real browser shows the page of a large run."""
+"""Measures how long a browser takes to show the page of a large run."""
 
 import shutil
 import tempfile
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _DRIVER = "chromedriver"
 
-# Waits until the page has set `data-ready`, when all is drawn; returns the milliseconds since it was opened.
+# JavaScript that waits until the page sets `data-ready`, which means that all is drawn; returns the milliseconds since
+# the page was opened.
 _WHEN_READY = """
 const answer = arguments[0];
 (function look() {
@@ -35,7 +36,7 @@ _TIMEOUT_S = 60
 
 
 def missing() -> str:
-    """Return the name of what `browser` needs and does not find; empty if nothing is missing."""
+    """Return the first program or package that `browser` needs and does not find; empty if nothing is missing."""
     try:
         import selenium  # noqa: F401
     except ModuleNotFoundError:
@@ -47,10 +48,10 @@ def missing() -> str:
 
 @contextmanager
 def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["WebDriver"]:
-    """Open a browser with a window of this size, as a context manager that closes it.
+    """Open a browser without a visible window, as a context manager that closes it; sizes are those of the page.
 
     Raises:
-        InputError: Something that it needs is missing.
+        InputError: Selenium, Chromium or chromedriver is missing.
     """
     lacking = missing()
     if lacking:
@@ -59,7 +60,7 @@ def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["We
 
     options = ChromeOptions()
     options.binary_location = str(next(filter(None, map(shutil.which, _CHROMIUM))))
-    # Chromium's sandbox does not work in containers; the browser opens nothing but our own files.
+    # Chromium's sandbox does not work in containers; the browser only opens pages that ropebridge wrote.
     arguments = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
     for argument in (*arguments, f"--window-size={width_pixels},{height_pixels}"):
         options.add_argument(argument)
@@ -73,18 +74,18 @@ def browser(width_pixels: int = 1400, height_pixels: int = 1000) -> Iterator["We
 
 
 def open_page(driver: "WebDriver", page: Path) -> float:
-    """Open a page of ours; return how long it took until everything in it was drawn, seconds."""
+    """Open a page that ``ropebridge report`` wrote; return the seconds until everything in it was drawn."""
     driver.get(page.resolve().as_uri())
     return float(driver.execute_async_script(_WHEN_READY)) / 1000
 
 
 def complaints(driver: "WebDriver") -> list[str]:
-    """Return the errors that the page has logged since the last call."""
+    """Return the errors and warnings that the page has logged since the last call."""
     entries = driver.get_log("browser")  # type: ignore[no-untyped-call]
     return [str(entry["message"]) for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
 
-# Numbers of devices, steps, and samples a step: eight and thirty-two microbatches a pipeline.
+# Numbers of devices, of steps, and of samples in a step; they give 8 and 32 microbatches in a pipeline.
 CASES = ((64, 100, 16), (64, 100, 64))
 REGIONS = 4
 OPENINGS, QUICK_OPENINGS = 5, 2
@@ -95,7 +96,7 @@ MOST_MB = 10
 
 
 def measure_report(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Simulate, write the page, open it several times, and move to another part of the run."""
+    """Simulate runs and write their pages; measure how long a browser takes to open a page and to show a whole run."""
     openings = QUICK_OPENINGS if quick else OPENINGS
     cases = CASES[:1] if quick else CASES
     with tempfile.TemporaryDirectory() as folder:

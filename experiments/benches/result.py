@@ -1,4 +1,4 @@
-"""Results of benches and reproductions: the measured rows, and checks that hold figures to fixed limits ("bars")."""
+"""Results of benches and reproductions: measured rows, and checks of figures against fixed limits, called bars."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +10,13 @@ Row = Mapping[str, str | float | int]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A figure and its bar.
+    """A measured figure and the fixed limit, its bar, that the figure must meet.
 
     Attributes:
-        name: What is measured, with its unit.
+        name: The quantity that is measured, with its unit.
         value: The figure that was measured.
         bar: The limit that the figure must meet.
-        at_most: Whether the bar is an upper limit; otherwise it is a lower one.
+        at_most: Whether the bar is an upper limit; otherwise it is a lower limit.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Check:
         return {**asdict(self), "holds": self.holds}
 
     def text(self) -> str:
-        """Return the check in one line for people."""
+        """Return the check as one line of text."""
         sign = "<=" if self.at_most else ">="
         return f"{self.name}: {self.value:.4g} {sign} {self.bar:g}: {'holds' if self.holds else 'DOES NOT HOLD'}"
 
@@ -51,7 +51,7 @@ def at_most(name: str, value: float, bar: float) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Measured rows and checks; a column that a row lacks is empty in the table."""
+    """The measured rows of a bench and its checks; a column that a row lacks is empty in the table."""
 
     rows: Sequence[Row]
     checks: Sequence[Check]
@@ -64,7 +64,7 @@ class BenchResult:
         return {"rows": self.rows, "checks": [check.row() for check in self.checks]}
 
     def text(self) -> str:
-        """Return a table of the rows, then the checks, for people."""
+        """Return a table of the rows and the checks as text."""
         return "\n".join([_table(self.rows), *(check.text() for check in self.checks)])
 
 
@@ -73,10 +73,10 @@ class Claim:
     """One headline claim of a published system.
 
     Attributes:
-        claim: The claim in our words.
+        claim: The claim in words.
         paper: The paper's figure, with its unit: ``up to 12.2x``.
-        measured: Our figure, in the same unit.
-        setting: The setting of our measurement; figures that the paper does not give are marked as assumed.
+        measured: The figure measured here, in the same unit.
+        setting: The setting of the measurement; figures that the paper does not give are marked as assumed.
     """
 
     claim: str
@@ -87,14 +87,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A published system, measured by us.
+    """The measurements of a published system.
 
     Attributes:
         claims: The headline claims.
-        ablations: Rows of the system with one mechanism off at a time, and what that loses.
+        ablations: Rows of the system with one mechanism off at a time, and the loss of performance.
         details: Rows of every measured setting.
-        checks: The claims held to their bars.
-        remarks: Sentences for the reader on assumptions, and on settings in which a claim does not hold.
+        checks: Checks of the measured figures against those that the paper claims.
+        remarks: Sentences on assumptions, and on settings in which a claim does not hold.
         draw: Draws the figure into a PNG file.
     """
 
@@ -106,13 +106,13 @@ class Reproduction:
     draw: Callable[[Path], None]
 
     def text(self) -> str:
-        """Return the whole reproduction as text for people."""
+        """Return all tables, checks and remarks as text."""
         tables = [_table(rows) for rows in (list(map(asdict, self.claims)), self.ablations, self.details) if rows]
         lines = [*(check.text() for check in self.checks), *self.remarks]
         return "\n\n".join([*tables, "\n".join(lines)])
 
     def document(self) -> dict[str, Any]:
-        """Return everything but the figure for JSON; the claims are the rows."""
+        """Return everything except the figure as values for JSON; the claims are its rows."""
         return {
             "rows": list(map(asdict, self.claims)),
             "ablations": list(self.ablations),
@@ -136,7 +136,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def plain_number(value: Any) -> Any:
-    """Return a NumPy number as Python's own, for JSON."""
+    """Convert a NumPy number to a Python number, for JSON."""
     return value.item()
 
 

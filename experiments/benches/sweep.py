@@ -1,6 +1,6 @@
-"""Measures a sweep's points per second on all cores and in one process, and checks one that is killed and resumed.
+"""Measures the speed of a sweep in one process and on all cores, and checks a sweep that is killed and resumed.
 
-Sweeps with one process and with one for each core take turns, since the load of a shared machine changes.
+Sweeps with one process and with one process per core take turns, since the load of a shared machine changes.
 """
 
 import json
@@ -29,7 +29,7 @@ LEAST_EFFICIENCY = 0.9
 
 UNDISTURBED = "undisturbed"
 
-# A grid, lists and draws over the scenario, the plan and the policy, as in a study of fluctuating links.
+# The sweep file: a grid, lists and draws over scenario, plan and policy, as in a study of fluctuating links.
 SWEEP = """
 scenario: two-regions
 steps: 20
@@ -81,7 +81,7 @@ def _seconds(rows: Sequence[Row], processes: int) -> float:
 
 
 def _carry_out(file: Path, folder: Path, jobs: int, case: str = UNDISTURBED) -> Row:
-    """Carry out a sweep with the command; return its row, whose seconds are those of the whole command."""
+    """Carry out a sweep with the command; return its row, whose ``seconds`` are the time of the whole command."""
     start_s = perf_counter()
     done = subprocess.run(_command(file, folder, jobs), capture_output=True, text=True, check=False)
     seconds = perf_counter() - start_s
@@ -96,13 +96,13 @@ def _carry_out(file: Path, folder: Path, jobs: int, case: str = UNDISTURBED) -> 
         "failed": summary["failed"],
         "seconds": seconds,
         "points_per_s": summary["carried_out"] / seconds,
-        # A worker's time per point: if it grows with the number of processes, they slow each other down.
+        # Mean time of a point in its worker; it grows with the number of processes if they slow each other down.
         "worker_s_per_point": fmean(pq.read_table(folder / TABLE).column(WALL).to_pylist()),
     }
 
 
 def _killed_and_resumed(file: Path, folder: Path, jobs: int, points: int) -> Row:
-    """Kill the command with SIGKILL and resume it; its workers have to notice by themselves that it is gone."""
+    """Kill the command with SIGKILL, after which its workers must end by themselves, and resume it; return the row."""
     process = subprocess.Popen(_command(file, folder, jobs), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while process.poll() is None and len(read_outcomes(folder / LOGS)) < _KILLED_AFTER * points:

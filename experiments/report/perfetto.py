@@ -1,4 +1,4 @@
-"""Writes runs as Chrome trace events for ui.perfetto.dev: a process per device, arrows from sends to their use."""
+"""Writes runs as Chrome trace events for ui.perfetto.dev: a process per device, an arrow per message."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.data.labels import device_names, run_names
-from experiments.report.data.link_rates import departures, fed_stage, input_from, input_of
+from experiments.report.data.link_rates import departing, fed_stage, input_from, input_of
 from planner.events.event import Event, EventKind
+from planner.events.log import as_log
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_text_atomically
 
@@ -18,20 +19,16 @@ _FIRST_SEND_THREAD = 3
 
 
 def write_perfetto(records: Sequence[RunRecord], path: Path) -> None:
-    """Write runs, each with its own processes, into a JSON file for ui.perfetto.dev.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write runs, each with its own processes, into a JSON file for ui.perfetto.dev."""
     write_text_atomically(path, json.dumps(trace_events(records), separators=(",", ":")))
 
 
 def trace_events(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Convert runs to the Chrome trace-event format.
 
-    Times are microseconds from the start of each run. A process is a device of a run, or the run's policy; its
-    threads are compute (with all-reduces), waiting for data, and one for each device it sends to. A send lasts
-    while its bytes leave; messages between two devices leave one after the other.
+    Times are microseconds from the start of each run. A process is a device of a run, or the run's policy. A device's
+    threads are compute (with all-reduces), waiting for data, and one thread for each device that it sends to. A send
+    lasts while its bytes leave. An arrow leads from a send to the compute that uses its bytes.
     """
     processes, flows = count(1), count(1)
     events: list[dict[str, Any]] = []
@@ -93,7 +90,9 @@ class _RunTrace:
 
     def _sends(self) -> Iterator[dict[str, Any]]:
         uses = {input_of(event): event for event in self._record.events if event.kind is EventKind.COMPUTE}
-        for event, start_s in departures(self._record.events):
+        log = as_log(self._record.events)
+        sends, starts_s = departing(log)
+        for event, start_s in zip(log.take(sends), starts_s.tolist(), strict=True):
             channel = (event.device, event.peer)
             if channel not in self._send_threads:
                 others = sum(device == event.device for device, _ in self._send_threads)
@@ -132,7 +131,7 @@ _THREADS = {EventKind.COMPUTE: _COMPUTE_THREAD, EventKind.SYNC: _COMPUTE_THREAD,
 
 
 def _name(event: Event) -> str:
-    """Return ``2F0`` for a compute, ``wait for 2F0`` and ``send 2F0`` for its inputs and outputs."""
+    """Return the name of an event, such as ``2F0`` (stage 2, forward, microbatch 0), ``wait for 2F0``, ``send 2F0``."""
     if event.kind is EventKind.MIGRATE:
         return "send layers"
     if event.kind is EventKind.SYNC or event.microbatch < 0:
@@ -150,5 +149,5 @@ def _metadata(kind: str, process: int, thread: int, **arguments: object) -> dict
 
 
 def _microseconds(time_s: float) -> float:
-    """Round to the nanosecond, so that an event ends exactly where the next one starts."""
+    """Convert seconds to microseconds, rounded to nanoseconds, so that an event ends exactly where the next starts."""
     return round(time_s * 1e6, 3)

@@ -1,1 +1,1 @@
-"""Benches of the executor, beside the programs of torch that users would take instead."""
+"""Benches of the executor, compared with the programs of torch that do the same."""

@@ -21,14 +21,14 @@ from planner.scenario.training import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Result of a training: ``losses`` of all steps, and final ``parameters`` by name, on the CPU."""
+    """The result of a training: the ``losses`` of all steps, and the final ``parameters`` by name, on the CPU."""
 
     losses: tuple[float, ...]
     parameters: Mapping[str, torch.Tensor]
 
 
 def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -> Trained:
-    """Train a scenario's model in float32 by stochastic gradient descent with momentum, as torch's own loop does."""
+    """Train a scenario's model in float32 by stochastic gradient descent with momentum, in a plain loop of torch."""
     training = scenario.training
     assert scenario.code is not None, "there is something to train"
     assert training.optimizer.name == "momentum"
@@ -48,19 +48,18 @@ def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -
     return Trained(tuple(losses), {name: value.detach().cpu() for name, value in layers.named_parameters()})
 
 
-# Tolerance where both train in float32: sums over microbatches and inside GPU kernels differ in their order.
+# Largest allowed differences: float32 sums are added in another order; bfloat16 rounds a number by up to 0.4 %.
 MOST_FLOAT32 = 1e-5
-# Tolerance where layers compute in bfloat16, whose 8 significant bits round a number by up to 0.4 %.
 MOST_BFLOAT16 = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCase:
-    """A variant of training that must give the same result as one process.
+    """A variant of training by two ranks, whose result must equal that of one process.
 
     Attributes:
         precision: Number format in which layers compute.
-        recompute: Whether both stages keep only their inputs and recompute the rest in the backward.
+        recompute: Whether both stages keep only their inputs and recompute the activations in the backward.
         replicas: Whether both ranks hold all layers and sum gradients; otherwise each holds half of the layers.
     """
 
@@ -84,9 +83,10 @@ WAYS = (
 def check_training(
     case: TrainedCase, device: torch.device, ways: Sequence[TrainingCase], tell: Callable[[str], None]
 ) -> list[Check]:
-    """Return each variant's largest difference of losses and parameters from one process, relative to 1 + the value.
+    """Check that training by two ranks gives the losses and the parameters of training in one process.
 
-    Where layers compute in bfloat16, only losses are compared, with those of training in float32.
+    A check holds a variant's largest difference, divided by 1 + the expected value. For bfloat16 it compares only the
+    losses, with those of training in float32.
     """
     scenario = replace(
         case.scenario, training=replace(case.scenario.training, optimizer=Optimizer("momentum", learning_rate=0.05))
@@ -109,15 +109,15 @@ def check_training(
 
 
 def largest_difference(trained: Trained, expected: Trained) -> float:
-    """Return the largest difference of a loss or a parameter, over 1 + the expected one.
+    """Return the largest difference of a loss or a parameter, divided by 1 + the expected value.
 
-    The difference is infinite for NaN, and for a parameter that only one of the two has.
+    The difference is infinite if a value is not finite, or if only one of the two has a parameter.
     """
     return max(_of_losses(trained, expected), parameter_difference(trained.parameters, expected.parameters))
 
 
 def parameter_difference(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest difference of a parameter, relative to 1 + the expected value."""
+    """Return the largest difference of a parameter, divided by 1 + the expected value."""
     if found.keys() != expected.keys():
         return float("inf")
     return max(_largest(found[name], value) for name, value in expected.items())

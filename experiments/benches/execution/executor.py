@@ -1,10 +1,10 @@
-"""The executor beside torch.distributed.pipelining: the same two stages over the same emulated link, in pairs of runs.
+"""Compares the executor with torch.distributed.pipelining on the same two stages over the same emulated link.
 
-Paced: eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, 400 Mbit/s, at several
-one-way latencies; TCP is set as this machine's, which is what both would find, and once more as it should be set for
-wide-area links, which helps torch.distributed.pipelining the more. Real: the example GPT on this machine's loopback,
-where what counts is the processor time that the runtime adds to the model's; both must train the same, and run at the
-same time, since what a second of a processor is worth changes from one minute to the next.
+Paced runs have eight microbatches of 1 MB, 20 ms each for forward, input gradient and weight gradient, and a link of
+400 Mbit/s at several one-way latencies. TCP has this machine's settings and, at one latency, those for wide-area links.
+
+Real runs train the example GPT over this machine's loopback. The losses of both programs must be equal, and their
+processor times are compared. Both run at the same time, since other load on the machine changes from minute to minute.
 """
 
 import json
@@ -35,9 +35,9 @@ from planner.scenario.training import Optimizer
 def run_torch_pipelining(
     run: PipeliningRun, scenario: Scenario, plan: Plan, emulator: Emulator, tcp: Tcp
 ) -> list[Measured]:
-    """Run torch.distributed.pipelining with its own schedule; return what each rank measured.
+    """Run torch.distributed.pipelining with its own schedule; return the measurements of each rank.
 
-    The scenario gives the links, the plan the devices; ``tcp`` is how the hosts of emulator ``relay`` are set.
+    The scenario determines the links, the plan the devices; ``tcp`` are the hosts' TCP settings for emulator ``relay``.
     """
     with prepared_job(scenario, plan, RunConfig(run.compute, run.steps, emulator, adapts=False, tcp=tcp)) as job:
         (job.path / "parameters.json").write_text(json.dumps(asdict(run)))
@@ -64,7 +64,7 @@ STEPS, ROUNDS = 6, 2
 
 TORCH: tuple[Literal["gpipe", "1f1b", "zb-v"], ...] = ("gpipe", "1f1b", "zb-v")
 BASELINE = "torch 1f1b"
-# Name to schedule, order and the stages' depths; 1F1B computes its own depths.
+# Maps a name to the schedule, the order, and the most microbatches in flight in each of the two stages.
 OURS = {
     "ropebridge 1f1b": ("1f1b", "scheduled", (2, 1)),
     "ropebridge compact-zb": ("compact-zb", "scheduled", (MICROBATCHES, MICROBATCHES)),
@@ -72,17 +72,16 @@ OURS = {
 }
 BEST = "ropebridge dynamic"
 
-# Limits that the figures must meet.
+# Limits that the figures must meet; MOST_OF_FLOOR maps a latency to the largest ratio of step time to compute time.
 SPEEDUP_AT_S, LEAST_SPEEDUP = 0.050, 3.5
 MOST_OF_FLOOR = {0.025: 1.2, 0.050: 1.25}
 MOST_CPU = 1.02
-# Tolerance of losses in float32, relative to 1 + torch's: sums differ in their order.
+# Largest allowed difference of a loss, divided by 1 + torch's loss: float32 sums are added in another order.
 MOST_LOSS_DIFFERENCE = 1e-5
 
 REAL_MODEL = {"vocabulary": 256, "width": 128, "heads": 4, "blocks": 6, "length": 64}
 REAL_SAMPLES = 4
 REAL_STEPS, REAL_WARMUP, REAL_ROUNDS = 40, 4, 5
-# Settings of both programs.
 REAL_RULE = Optimizer("adamw", learning_rate=0.001, weight_decay=0.01)
 
 
@@ -93,7 +92,7 @@ class RealPair:
     Attributes:
         own_cpu_s: Processor time of a step on all ranks of ropebridge, seconds.
         torch_cpu_s: Processor time of a step on all of torch's ranks, seconds.
-        loss_difference: Largest difference of the losses of a step, over 1 + torch's.
+        loss_difference: Largest difference of the losses of a step, divided by 1 + torch's loss.
     """
 
     own_cpu_s: float
@@ -130,7 +129,7 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
             checks.append(at_most(f"dynamic / compute floor {at}", median(times_s) / FLOOR_S, MOST_OF_FLOOR[latency_s]))
     pairs = _real_pairs(2 if quick else REAL_ROUNDS, tell)
     cpu_ratios = [pair.torch_cpu_s / pair.own_cpu_s for pair in pairs]
-    # Only processor time is compared: how long a step lasts depends on the ranks' share of the cores.
+    # Step times are not compared: they depend on the share of the cores that each rank happens to get.
     rows += [
         {"what": "real GPT, loopback", "way": way, "cpu_s_per_step": cpu_s, "torch_cpu_over_this": ratio}
         for way, cpu_s, ratio in (
@@ -150,7 +149,7 @@ def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def _paced_rounds(latency_s: float, tcp: Tcp, rounds: int, tell: Callable[[str], None]) -> dict[str, list[float]]:
-    """Median step of each run, seconds, by way; the n-th runs of all ways follow each other."""
+    """Return the median step time of each run, seconds, by program; in a round every program runs once."""
     scenario = two_stage_scenario(ACTION_S, TRANSFER_BYTES, MICROBATCHES, BANDWIDTH_BPS, latency_s)
     step_s: defaultdict[str, list[float]] = defaultdict(list)
     for number in range(rounds):

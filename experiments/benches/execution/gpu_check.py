@@ -1,8 +1,8 @@
 """``make gpu``: checks and measures the executor on CUDA, and writes a page that names the hardware.
 
-Two ranks train by several ways and must equal one process; each layer of the example models is timed; and the step that
-a simulation of those times predicts is compared with the measured one. Where a machine has one GPU the ranks share it,
-through gloo: ``python -m experiments.benches.execution.gpu_check -o docs/measurements-gpu.md``.
+Two ranks train in several variants, whose results must equal training in one process. Each layer of the example models
+is timed, and the step time that a simulation predicts from these times is compared with the measured one. Two ranks
+share a single GPU. The command is ``python -m experiments.benches.execution.gpu_check -o docs/measurements-gpu.md``.
 """
 
 import argparse
@@ -42,14 +42,14 @@ _LOOPBACK_BPS = 20e9
 
 @dataclass(frozen=True, slots=True)
 class GpuCheck:
-    """The cases that a check trains, times and predicts.
+    """The cases of a GPU check.
 
     Attributes:
         equal: Cases that two ranks and one process train, in each variant of ``ways``.
         ways: The variants of training.
         timed: Cases whose layers are timed, and whose steps are predicted and measured.
         schedules: Schedules of the predicted steps.
-        repeats: Number of measurements of each layer's time, of which the median is taken.
+        repeats: Number of measurements of each layer; the median counts.
     """
 
     equal: Sequence[TrainedCase]
@@ -86,7 +86,10 @@ FULL = GpuCheck(
 
 
 def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """Return the page, in Markdown, and whether all training was equal; this process computes on ``device``."""
+    """Run all cases; return the page, in Markdown, and whether all trainings gave the result of one process.
+
+    The training in one process and the timed layers run on ``device``.
+    """
     checks = [each for case in check.equal for each in check_training(case, device, check.ways, tell)]
     equal = _table([_check_row(each) for each in checks])
     parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, equal]

@@ -1,7 +1,7 @@
-"""Kills the launcher, which holds the policy: all processes end with it, and the run resumes from its checkpoint.
+"""Measures the recovery from a killed launcher: all processes of the run end, and the run resumes from a checkpoint.
 
-A supervisor of the command is assumed to start it again at once with ``--resume``. The program that is started is
-``python -m experiments.benches.execution.lost_launcher FOLDER STEPS``.
+The launcher is ``python -m experiments.benches.execution.lost_launcher FOLDER STEPS``. After the kill it is started
+again at once, as a supervisor of the command would do with ``--resume``.
 """
 
 import json
@@ -20,9 +20,8 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import CheckpointFolder, resumption
 from experiments.benches.cases import STAGES, recovery_case
+from experiments.benches.execution.torch_restart import WARM_UP_STEPS, await_step
 
-_PAUSE_S = 0.002
-_WARM_UP_STEPS = 3
 _LIMIT_S = 120.0
 
 
@@ -47,14 +46,14 @@ def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, fl
     """Kill a launcher at a random instant of a run of ``steps`` steps, and start it again.
 
     Returns:
-        Seconds from the kill to the checkpoint of the next step that had not been finished before; the losses of the
-        steps since; the parameters at the end.
+        Seconds from the kill to the checkpoint of the first step that had not been finished before the kill; the loss
+        of each step after the resumption; the final parameters by name.
     """
     with TemporaryDirectory(prefix="ropebridge-lost-") as folder:
         place = Path(folder)
         first = _start(place, steps)
         try:
-            _await(place, _WARM_UP_STEPS)
+            await_step(_newest, place, WARM_UP_STEPS, _LIMIT_S)
             time.sleep(chance.uniform(0.0, 0.5))
         finally:
             first.send_signal(signal.SIGKILL)
@@ -64,7 +63,7 @@ def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, fl
         second = _start(place, steps)
         try:
             # Ranks outlive their launcher by a moment, and may still finish their part of a checkpoint.
-            _await(place, before + 2)
+            await_step(_newest, place, before + 2, _LIMIT_S)
             took_s = time.monotonic() - killed_s
             if second.wait(_LIMIT_S):
                 raise RuntimeError(f"the resumed run ended with status {second.returncode}")
@@ -84,14 +83,6 @@ def _newest(place: Path) -> int:
     """Return the latest step before which every stage has written its state, -1 if there is none."""
     folder = CheckpointFolder(place / "checkpoints")
     return max((step for step in folder.steps if len(folder.parts(step)) == STAGES), default=-1)
-
-
-def _await(place: Path, step: int) -> None:
-    limit_s = time.monotonic() + _LIMIT_S
-    while _newest(place) < step:
-        if time.monotonic() > limit_s:
-            raise TimeoutError(f"no checkpoint of step {step} comes")
-        time.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":

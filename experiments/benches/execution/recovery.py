@@ -1,8 +1,7 @@
-"""Kills or stops ranks at random instants: how soon the next step is finished, and how many steps are lost.
+"""Kills or stops ranks at random instants; measures the time until the next step is finished, and lost updates.
 
-The policy `asteroid-replay` goes on with the remaining ranks. With the launcher, which holds the policy, the whole job
-ends, and it is resumed from a checkpoint. Beside it, in the same run: torchrun, which starts all ranks again from a
-checkpoint of every step.
+With policy `asteroid-replay` training goes on with the remaining ranks. When the launcher is killed, all processes end,
+and the run is resumed from a checkpoint. For comparison, torchrun restarts all ranks from a checkpoint of every step.
 """
 
 import random
@@ -31,16 +30,16 @@ from planner.systems.registry import make_policy
 
 TRIALS, QUICK_TRIALS = 50, 5
 LAUNCHERS, QUICK_LAUNCHERS = 5, 1
-# Numbers of torchrun's ranks that are killed, and that are stopped: it notices these only when the others time out.
+# Numbers of trials in which a rank of torchrun is killed, and in which one is stopped, which lasts until a time-out.
 RESTARTS, QUICK_RESTARTS = (7, 3), (1, 0)
 SEED = 0
 
 STEPS = 80
 POLICY = "asteroid-replay"
-# Every step is backed up, as torchrun too has a checkpoint of every step.
+# Steps from one backup of the state to the next; torchrun has a checkpoint of every step, too.
 BACKUP_EVERY = 1
 
-# Ranks are killed or stopped between these seconds of the run: after the first steps, and long before the last.
+# Ranks are killed or stopped at a time of the run between these seconds, long before its end.
 _EARLIEST_S, _LATEST_S = 0.5, 2.0
 
 LEAST_SPEED_UP = 14.0

@@ -1,23 +1,22 @@
-"""One rank of torch.distributed.pipelining, which is measured as the alternative to ropebridge's executor.
+"""The program of one rank of torch.distributed.pipelining, with which the executor is compared.
 
 `main` runs one rank. In the job's folder `parameters.json` holds a `PipeliningRun`, and each rank writes its
 `Measured` to `rank-N.json` there.
 
-Paced stages sleep where torch calls them, and nothing of torch is overridden: backward is two autograd functions, of
-which torch's split runs the one for the input at I and the one for the weights at W. On the pipeline's first stage
-torch does nothing at I and the whole backward at W; so does the paced stage.
+Paced stages sleep in autograd functions: one stands for the gradient of the input, one for the gradient of the weights.
+If a schedule splits the backward, torch runs them separately; on the pipeline's first stage, whose input needs no
+gradient, it runs both as the weight gradient.
 """
 
 import json
 import os
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -32,27 +31,25 @@ from traces.common.atomic import write_text_atomically
 SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 V_SHAPED = {"zb-v": ScheduleZBVZeroBubble}
 FLOAT_BYTES = 4
-# Time after which a rank that has lost its peer gives up.
+# Seconds after which a rank that has lost its peer gives up.
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeliningRun:
-    """Parameters of a run: paced compute sleeps for the times below, real compute trains the example GPT with AdamW.
+    """Parameters of a run: paced compute sleeps, real compute trains the example GPT with AdamW.
 
     Attributes:
-        schedule: ``gpipe``, ``1f1b`` or ``zb-v``; ``zb-v`` puts two stages on each rank.
-        compute: ``paced`` or ``real``.
+        schedule: Name of the schedule; ``zb-v`` puts two stages on each rank.
         steps: Number of measured steps.
         warmup_steps: Number of steps before the measured ones, 1 or more: torch infers shapes in its first step.
-        microbatches: Microbatches in a step.
         activation_bytes: Size of one microbatch between two stages; for paced compute.
-        action_s: Seconds that one rank takes for the forward of one microbatch through all its stages, and as long for
-            each of the two gradients; for paced compute.
+        action_s: Seconds that a rank takes for one microbatch in all its stages, for each of forward, input gradient
+            and weight gradient; for paced compute.
         microbatch_samples: Number of sequences in a microbatch; for real compute.
         model: Arguments of the example GPT; for real compute.
-        learning_rate: AdamW's learning rate.
-        weight_decay: AdamW's weight decay.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
     """
 
     schedule: Literal["gpipe", "1f1b", "zb-v"]
@@ -76,26 +73,13 @@ class Measured:
         step_s: Seconds from the start of each measured step to the start of the next one, or to the end of the run;
             there is no barrier between steps.
         cpu_s: Processor time of this process over these steps, seconds.
-        losses: Mean loss of each step, warm-up steps included, on the rank that holds the last stage; empty on the
-            others. With paced compute the values have no meaning.
+        losses: Mean loss of each step, warm-up steps included; empty on ranks without the last stage. With paced
+            compute the values have no meaning.
     """
 
     step_s: list[float]
     cpu_s: float
     losses: list[float]
-
-
-class _Work(Protocol):
-    """A model that is cut into stages, with its loss and data."""
-
-    def stage(self, index: int, stages: int) -> nn.Module:
-        """Return the module of one of ``stages`` stages."""
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a microbatch."""
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return a step's inputs and targets."""
 
 
 class _SleepForInput(torch.autograd.Function):
@@ -127,10 +111,10 @@ class _SleepForWeight(torch.autograd.Function):
 
 
 class _PacedStage(nn.Module):
-    """Stage that adds its only weight, a single number, to its input and takes ``action_s`` seconds for each action.
+    """A stage that adds its only weight, a single number, to its input and takes ``action_s`` seconds for each action.
 
-    The first stage's input comes from the data, of which autograd computes no gradient, although the layers of a real
-    stage would still propagate gradients among themselves. A parameter that requires a gradient stands for them.
+    Autograd computes no gradient of the first stage's input, which is data. In a real first stage gradients still pass
+    between its layers; the parameter ``anchor``, which requires a gradient, takes their time.
     """
 
     def __init__(self, action_s: float, *, is_first: bool) -> None:
@@ -147,7 +131,7 @@ class _PacedStage(nn.Module):
 
 
 class _Paced:
-    """Stages that sleep; each stage of a rank takes an equal share of the rank's times."""
+    """A model of stages that sleep; each stage of a rank takes an equal share of the rank's times."""
 
     def __init__(self, run: PipeliningRun, ranks: int) -> None:
         self._run = run
@@ -165,7 +149,7 @@ class _Paced:
 
 
 class _Real:
-    """The example GPT, cut into stages of equally many layers."""
+    """The example GPT, divided into stages of about equally many layers."""
 
     def __init__(self, run: PipeliningRun) -> None:
         torch.manual_seed(0)
@@ -187,7 +171,7 @@ class _Real:
 
 def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     """Carry out all steps on this rank, in the process group that has been set up."""
-    work: _Work = _Paced(run, ranks) if run.compute == "paced" else _Real(run)
+    work = _Paced(run, ranks) if run.compute == "paced" else _Real(run)
     indices = [rank] if run.schedule in SINGLE_STAGE else [rank, 2 * ranks - 1 - rank]
     count = ranks * len(indices)
     modules = [work.stage(index, count) for index in indices]
@@ -200,7 +184,7 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     for number in range(run.warmup_steps + run.steps):
         if number == run.warmup_steps:
             distributed.barrier()
-            cpu_s = _cpu_s()
+            cpu_s = time.process_time()
         starts_s.append(time.monotonic())
         inputs, targets = work.batch(number)
         optimizer.zero_grad()
@@ -210,7 +194,7 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
         if holds_last:
             losses.append(torch.stack(parts).mean().item())
     starts_s.append(time.monotonic())
-    cpu_s = _cpu_s() - cpu_s
+    cpu_s = time.process_time() - cpu_s
     # A rank must not leave while its peer still waits for a message from it.
     distributed.barrier()
     step_s = [end - start for start, end in pairwise(starts_s[run.warmup_steps :])]
@@ -229,11 +213,6 @@ def _stepper(
     if run.schedule in SINGLE_STAGE:
         return SINGLE_STAGE[run.schedule](stages[0], run.microbatches, loss_fn=loss).step
     return V_SHAPED[run.schedule](list(stages), run.microbatches, loss_fn=loss).step
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def main(agent: str, job: str) -> None:

@@ -1,9 +1,9 @@
-"""The alternative to ropebridge's recovery: torchrun restarts all ranks from the last checkpoint after one fails.
+"""Measures how torchrun recovers: after a rank has failed, it restarts all ranks from the last checkpoint.
 
-`restart_s` has torchrun start its ranks as ``python -m experiments.benches.execution.torch_restart FOLDER STEPS``. They
-train the example GPT of the recovery bench by torch's own 1F1B, and each writes its checkpoint after every step,
-which is the best case: only the step that was under way is repeated. Each rank writes its process id into ``pid-RANK``,
-and for every finished step a line with the time (the machine's monotonic clock) into ``steps-RANK``.
+torchrun starts each rank as ``python -m experiments.benches.execution.torch_restart FOLDER STEPS``. The ranks train the
+example GPT of the recovery bench by torch's own 1F1B, and each writes its checkpoint after every step, which is the
+best case: only the step under way is repeated. Each rank writes its process id into ``pid-RANK``, and for every
+finished step a line with the time (the machine's monotonic clock) into ``steps-RANK``.
 """
 
 import os
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +28,8 @@ from experiments.models import gpt
 
 RANKS = 4
 _STEPS = 100_000
+WARM_UP_STEPS = 3
 _PAUSE_S = 0.002
-_WARM_UP_STEPS = 3
 _LIMIT_S = 180.0
 
 
@@ -47,14 +48,16 @@ def restart_s(chance: random.Random, number: signal.Signals) -> float:
         with (place / "log.txt").open("wb") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
-            _await(place, _WARM_UP_STEPS)
+            await_step(_finished, place, WARM_UP_STEPS, _LIMIT_S)
             time.sleep(chance.uniform(0.0, 1.0))
             victim = int((place / f"pid-{chance.randrange(RANKS)}").read_text())
             before = _finished(place)
             killed_s = time.monotonic()
             os.kill(victim, number)
             # Ranks that need nothing from the failed one may still finish the step under way, but never all ranks.
-            return _await(place, before + 2) - killed_s
+            await_step(_finished, place, before + 2, _LIMIT_S)
+            lines = (line for rank in range(RANKS) for line in _lines(place, rank))
+            return max(time_s for step, time_s in lines if step == before + 2) - killed_s
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             try:
@@ -69,14 +72,18 @@ def _finished(place: Path) -> int:
     return min(max((step for step, _ in _lines(place, rank)), default=-1) for rank in range(RANKS))
 
 
-def _await(place: Path, step: int) -> float:
-    """Wait until all ranks have finished a step; return when that was, by the machine's monotonic clock."""
-    limit_s = time.monotonic() + _LIMIT_S
-    while _finished(place) < step:
-        if time.monotonic() > limit_s:
-            raise TimeoutError(f"torchrun has not finished step {step}: {(place / 'log.txt').read_text()[-2000:]}")
+def await_step(latest: Callable[[Path], int], place: Path, step: int, limit_s: float) -> None:
+    """Wait until the latest step, which ``latest`` reads from a folder, is at least ``step``.
+
+    Raises:
+        TimeoutError: The step is not reached in ``limit_s`` seconds; the message has the end of the folder's log.
+    """
+    end_s = time.monotonic() + limit_s
+    while latest(place) < step:
+        if time.monotonic() > end_s:
+            log = place / "log.txt"
+            raise TimeoutError(f"step {step} is not reached: {log.read_text()[-2000:] if log.exists() else ''}")
         time.sleep(_PAUSE_S)
-    return max(time_s for rank in range(RANKS) for done, time_s in _lines(place, rank) if done == step)
 
 
 def _lines(place: Path, rank: int) -> list[tuple[int, float]]:
@@ -93,7 +100,7 @@ _TIMEOUT = timedelta(seconds=30)
 
 
 def main(folder: str, steps: str) -> None:
-    """Train this rank's stage from the last step that all ranks have finished."""
+    """Train this rank's stage, from the newest checkpoint that all ranks have written."""
     place, rank, ranks = Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(threads_of_a_rank(ranks))
     # Each attempt has its own store: in torchrun's, gloo would find the addresses of processes that have ended.

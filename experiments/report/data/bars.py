@@ -1,4 +1,4 @@
-"""A run's events as the bars of a Gantt, in columns; loads no Bokeh."""
+"""Converts the events of a run to the bars of a Gantt chart, in columns; loads no Bokeh."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,10 @@ from traces.trace import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class BarKind:
-    """One kind of bar.
+    """The style of one kind of bar.
 
     Attributes:
-        label: Name of the kind, for people.
-        colour: Colour of the bar.
-        text_colour: Colour of the text on it.
+        label: Name of the kind in the legend.
         offset: Distance of the bar's middle below the middle of the device's row, as a share of the row's height.
         height: Height of the bar as a share of the row's height.
     """
@@ -34,7 +32,7 @@ class BarKind:
     height: float
 
 
-# A row has two lanes: what the device computes, and below it what it sends.
+# Offset and height of bars. A device's row has two lanes: compute, and sends below.
 _WORK = (-0.1, 0.66)
 _SENDS = (0.35, 0.16)
 _HELD_UP = (-0.1, 0.14)
@@ -79,22 +77,21 @@ _KIND_OF_EVENT = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Bars:
-    """The bars of a run, [bars], in the order in which they begin.
+    """The bars of a run in the order in which they begin; the arrays have one element per bar.
+
+    ``step``, ``stage`` and ``microbatch`` are -1 for a bar without one.
 
     Attributes:
-        kind: Number of the bar's kind.
+        kind: Index of the bar's kind in `BAR_KINDS`.
         row: Index of the device's row, from 0 at the top.
-        start_s: Start, seconds from the start of the run; for a send, when its bytes began to leave.
+        start_s: Start, seconds from the start of the run; of a send, when its bytes began to leave.
         end_s: End, seconds from the start of the run.
-        step: Training step, -1 where none applies.
-        stage: Pipeline stage, -1 where none applies.
-        microbatch: Microbatch, -1 where none applies.
         peer: Index of the other device's name in `peers`.
         action: Index of the event's action in `actions`.
         size: Index of the number of bytes on the wire in `sizes_bytes`.
-        peers: Names of devices; the empty name stands for no other device.
+        peers: Names of devices; the first name is empty, for events without another device.
         actions: Names of actions, as in events.
-        sizes_bytes: All occurring sizes in bytes.
+        sizes_bytes: All sizes that occur, bytes.
     """
 
     kind: NDArray[np.uint8]
@@ -113,10 +110,7 @@ class Bars:
 
 
 def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
-    """Return a run's events as bars, without decisions and outages of links.
-
-    ``devices`` gives the rows' devices from top to bottom, with their labels.
-    """
+    """Return a run's events as bars, a row per device of ``devices``; decisions and outages of links have no bar."""
     log = as_log(record.events)
     kind, row = _kinds(log, record.scenario.cluster), _numbers(log, {name: place for place, name in enumerate(devices)})
     start_s = log.columns["start_s"].copy()
@@ -148,12 +142,12 @@ def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
 
 
 def _numbers(log: EventLog, wanted: Mapping[str, int]) -> NDArray[np.int64]:
-    """Return the index in ``wanted`` of each of the log's texts, -1 for those not in it, [texts]."""
+    """Return the number that ``wanted`` gives each text of the log, shape (texts,); -1 for a text not in ``wanted``."""
     return np.array([wanted.get(name, -1) for name in log.names], np.int64)
 
 
 def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
-    """Return the number of each event's kind of bar, -1 for events without a bar."""
+    """Return each event's kind of bar as an index of `BAR_KINDS`, shape (events,); -1 for an event without a bar."""
     columns = log.columns
     of_event = _numbers(log, {str(kind): number for kind, number in _KIND_OF_EVENT.items()})
     of_action = _numbers(log, _COMPUTE_OF_ACTION)
@@ -174,9 +168,9 @@ def _region(name: str, cluster: Cluster) -> int:
 
 
 def busy_share(bars: Bars, rows: int, edges_s: FloatArray) -> FloatArray:
-    """Return the share of the time between neighbouring edges in which each device computed, [rows, pieces].
+    """Return the share of each interval in which each device computed, shape (rows, intervals).
 
-    The edges ``edges_s`` are rising times, seconds from the start of the run.
+    The intervals lie between neighbouring times of ``edges_s``, rising seconds from the start of the run.
     """
     computes = np.isin(bars.kind, COMPUTES)
     share = np.zeros((rows, len(edges_s) - 1))

@@ -1,4 +1,4 @@
-"""Explains a policy's decisions by the changes in its observations; loads no Bokeh."""
+"""Explains a policy's decisions by what had changed in its observations; loads no Bokeh."""
 
 import math
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from planner.events.event import OUT, EventKind
 from planner.events.log import EventLog, as_log
 from planner.runs.record import RunRecord
 
-# Relative differences of a path's rate and of a device's compute time that are regarded as noise.
+# Ratios of a path's rates, and of a device's compute times, up to which a difference is regarded as noise.
 _RATE_RATIO = 1.1
 _COMPUTE_RATIO = 1.15
 _MOST_NAMED = 2
 
 
 def reasons(record: RunRecord) -> tuple[str, ...]:
-    """Return for each decision the changes since the decision before, for the first one since the scenario's values."""
+    """Return a text for each decision: what had changed since the previous decision, or from the scenario's values."""
     log = as_log(record.events)
     before: Observation | None = None
     texts = []
@@ -35,7 +35,7 @@ def reasons(record: RunRecord) -> tuple[str, ...]:
 
 
 def _departure(record: RunRecord, log: EventLog, number: int) -> str:
-    """Say which devices were absent, or are in the old plan and not in the new one."""
+    """Return a text with the devices that the new plan lacks, reduced to those with a fault event if there are any."""
     decision = record.decisions[number]
     faults = [event for event in log.take(np.flatnonzero(log.is_a(EventKind.FAULT))) if event.action != OUT]
     old = record.decisions[number - 1].plan if number else record.plan
@@ -64,7 +64,10 @@ def _changes(record: RunRecord, seen: Observation, before: Observation | None) -
 
 
 def _rates_bps(record: RunRecord, seen: Observation, declared: bool = False) -> dict[tuple[str, str], float]:
-    """Return the rate between each pair of regions: that of the pair of devices that sent most, bits per second."""
+    """Return the rate between each pair of regions, bits per second: observed, or as the scenario declares it.
+
+    The rate is that between the two devices that sent the most bytes from one region to the other.
+    """
     by_name = record.scenario.cluster.by_name
     rates: dict[tuple[str, str], float] = {}
     for path in sorted(seen.paths, key=lambda each: each.size_bytes):
@@ -76,7 +79,7 @@ def _rates_bps(record: RunRecord, seen: Observation, declared: bool = False) -> 
 
 
 def _slower(seen: Observation, before: Observation) -> list[str]:
-    """Return devices whose compute time for the same layers and samples has changed."""
+    """Return a text for each device whose compute time has changed, if the plan's stages are still the same."""
     if [p.stages for p in seen.plan.pipelines] != [p.stages for p in before.plan.pipelines]:
         return []
     earlier: Mapping[str, float] = dict(before.compute_s)

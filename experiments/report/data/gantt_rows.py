@@ -1,4 +1,4 @@
-"""Selects the steps and events of a run that a Gantt panel shows."""
+"""Selects the steps and events of runs for the Gantt charts of a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class GanttRows:
 
     Attributes:
         devices: Maps each device to its label, from top to bottom.
-        starts_s: Start of each step, seconds from the start of the first one.
+        starts_s: Start of each step shown, seconds from the start of the first of them.
         work: Events of compute and of all-reduces.
         waits: Receives for which a device was idle.
-        origin_s: Start of the first step, seconds from the start of the run.
+        origin_s: Start of the first step shown, seconds from the start of the run.
     """
 
     devices: Mapping[str, str]
@@ -34,12 +34,12 @@ class GanttRows:
 
     @property
     def span_s(self) -> float:
-        """Return the seconds from the start of the first step to the end of the last work."""
+        """Return the seconds from the start of the first step shown to the end of the last work."""
         return max(event.end_s for event in self.work) - self.origin_s
 
 
 def gantt_rows(run: RunView, steps: tuple[int, int]) -> GanttRows:
-    """Return the events that a Gantt panel shows; ``steps`` are the first step and the one after the last."""
+    """Return the events of a run in the steps from ``steps[0]`` to ``steps[1] - 1``."""
     first, end = steps
     record, starts_s = run.record, run.starts_s[first - run.first_step : end - run.first_step]
     shown = [event for event in record.events if first <= event.step < end]
@@ -59,16 +59,16 @@ def _step_label(record: RunRecord, step: int) -> str:
     return f"step {step}" + "".join(f", decision {number}" for number in numbers)
 
 
-# Most bars in a row whose numbers are legible at the width of a page, and the most steps to show.
+# Most bars in a row whose numbers are legible at the width of a page, and most steps to show.
 _BARS = 48
 _STEPS = 3
 
 
 def choose_steps(runs: Sequence[RunView]) -> tuple[int, int]:
-    """Choose the steps to show; return the first one and the one after the last.
+    """Choose the steps to show; return the first step and the last step plus 1.
 
-        These are the last step before the first change of plan and the first step after it. If the plan never
-    changes, they are as many steps in the middle of the run as are legible.
+    If the plan changes, these are the last step before the first change and the first step after it. Otherwise they
+    are as many steps in the middle of the run as are legible.
 
     Raises:
         InputError: The runs have no step in common.
@@ -86,25 +86,8 @@ def choose_steps(runs: Sequence[RunView]) -> tuple[int, int]:
     return first, first + length
 
 
-def check_steps(runs: Sequence[RunView], steps: tuple[int, int]) -> None:
-    """Check that every run has the steps.
-
-    Raises:
-        InputError: A run does not have all of these steps, or the range is empty.
-    """
-    common = common_steps(runs)
-    first, end = steps
-    if not common.start <= first < end <= common.stop:
-        known = f"{len(common)}, counted from {common.start}"
-        raise InputError(
-            f"steps {first} up to {end} cannot be drawn",
-            where="steps",
-            valid=f"the runs have {known}; give the first and the one after the last",
-        )
-
-
 def common_steps(runs: Sequence[RunView]) -> range:
-    """Return the steps that all runs have; a run that was resumed from a checkpoint does not begin with step 0."""
+    """Return the steps that all runs have; a run that was resumed from a checkpoint lacks the steps before it."""
     return range(max(run.first_step for run in runs), min(run.end_step for run in runs))
 
 

@@ -48,7 +48,7 @@ def run_line(index: int) -> tuple[str, Line]:
 
 
 def run_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return a name for each run: its backend, with the strategy or a number where the backend is not unique."""
+    """Return a unique name for each run: its backend, with the strategy or a number if backends are not unique."""
     choices = (
         tuple(record.backend for record in records),
         tuple(f"{record.backend} {record.plan.strategy}" for record in records),
@@ -64,11 +64,11 @@ def plan_at(record: RunRecord, step: int) -> Plan:
 
 
 def device_names(record: RunRecord, first_step: int, end_step: int) -> Mapping[str, str]:
-    """Return the devices that work in the steps from ``first_step`` to before ``end_step``, in plan order.
+    """Return the devices that work in the steps from ``first_step`` to ``end_step - 1``, in plan order.
 
     Returns:
-        Device to its label ``device (stage k, region)``, by the first plan that has the device; the label also names
-        the pipeline if there are several.
+        Maps each device to its label ``device (stage k, region)`` by the first plan that has the device; the label also
+        names the pipeline if there are several.
     """
     names: dict[str, str] = {}
     for plan in dict.fromkeys(plan_at(record, step) for step in range(first_step, end_step)):

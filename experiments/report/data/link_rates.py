@@ -1,7 +1,7 @@
-"""Capacity and traffic of links over time; loads no matplotlib."""
+"""Computes the capacity and the traffic of links over time; loads no matplotlib."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,9 @@ class Traffic:
     """The messages of one run over one link, in the order in which they ended.
 
     Attributes:
-        starts_s: When the first byte of each message left, seconds from the start of the run, shape (n,).
-        ends_s: When the last byte of each message left, likewise, shape (n,).
-        size_bits: Bits of each message, shape (n,).
+        starts_s: When the first byte of each message left, seconds from the start of the run, shape (messages,).
+        ends_s: When the last byte of each message left, seconds from the start of the run, shape (messages,).
+        size_bits: Bits of each message, shape (messages,).
     """
 
     starts_s: FloatArray
@@ -63,13 +63,13 @@ def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
 
 
 def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edges_s: FloatArray) -> FloatArray:
-    """Return the mean between neighbouring edges of a sum of boxes, each of which lasts from ``start_s`` to ``end_s``.
+    """Return the mean of a sum of box functions over each interval, shape (len(edges_s) - 1,).
 
     Args:
         start_s: Start of each box, seconds, shape (n,).
         end_s: End of each box, seconds, shape (n,).
         height: Height of each box, shape (n,).
-        edges_s: Rising times, seconds.
+        edges_s: Rising times that bound the intervals, seconds.
     """
     times_s = np.concatenate((start_s, end_s))
     order = np.argsort(times_s, kind="stable")
@@ -80,11 +80,21 @@ def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edg
 
 
 def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
-    """Return edges in seconds, shape (n + 1,), and the link's rate between them, bits per second, shape (n,)."""
-    if link.trace is None:
+    """Return the link's rate in each of n intervals, which together last ``span_s`` seconds.
+
+    Returns:
+        The edges of the intervals, seconds, shape (n + 1,), and the rates, bits per second, shape (n,).
+    """
+    trace = link.trace
+    if trace is None:
         return np.array([0.0, span_s]), np.array([link.bandwidth_bps])
-    edges_s = _changes_s(link, span_s)
-    return edges_s, link.trace.bits_between(edges_s[:-1], edges_s[1:]) / np.diff(edges_s)
+    periods = int(np.ceil(span_s / trace.duration_s)) if trace.loops else 1
+    if periods * len(trace.times_s) > _PIECES:
+        edges_s = np.linspace(0.0, span_s, _PIECES + 1)
+    else:
+        starts_s = (np.arange(periods)[:, None] * trace.duration_s + trace.times_s).ravel()
+        edges_s = np.append(starts_s[starts_s < span_s], span_s)
+    return edges_s, trace.bits_between(edges_s[:-1], edges_s[1:]) / np.diff(edges_s)
 
 
 def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
@@ -93,18 +103,8 @@ def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
     return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
 
 
-def _changes_s(link: Link, span_s: float) -> FloatArray:
-    trace = link.trace
-    assert trace is not None
-    periods = int(np.ceil(span_s / trace.duration_s)) if trace.loops else 1
-    if periods * len(trace.times_s) > _PIECES:
-        return np.linspace(0.0, span_s, _PIECES + 1)
-    starts_s = (np.arange(periods)[:, None] * trace.duration_s + trace.times_s).ravel()
-    return np.append(starts_s[starts_s < span_s], span_s)
-
-
 def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], count: int) -> tuple[Link, ...]:
-    """Return the links of the ``count`` pairs of ends with the most traffic over all runs, in their given order."""
+    """Return the links between the ``count`` pairs of regions with the most traffic over all runs, in order."""
     carried: Counter[str] = Counter()
     for traffic in traffics:
         carried.update({name: int(messages.size_bits.sum()) for name, messages in traffic.items()})
@@ -116,25 +116,15 @@ def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], co
     return tuple(link for ends, pair in pairs.items() if ends in busy for link in pair)
 
 
-def departures(events: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """Yield each send, migrated layers included, with the time at which its bytes began to leave, seconds.
-
-    Sends are in the order in which they ended.
-    """
-    log = as_log(events)
-    rows, starts_s = departing(log)
-    yield from zip(log.take(rows), starts_s.tolist(), strict=True)
-
-
 def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
     """Return the sends, migrated layers included, in the order in which they ended, and when their bytes left.
 
-    A send event starts when the bytes are given to the sender. Messages between two devices leave in order, one at a
-    time: a message that is given to the sender while another one leaves waits for its end.
+    A send event starts when the message is queued. Messages from one device to another leave one after the other: a
+    message that is queued while an earlier one leaves has to wait.
 
     Returns:
-        Rows of the sends in the log, and when their bytes began to leave, seconds from the start of the run; both
-        [sends].
+        Rows of the sends in the log, and when their bytes began to leave, seconds from the start of the run; both of
+        shape (sends,).
     """
     sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE))
     start_s, end_s = log.columns["start_s"][sends], log.columns["end_s"][sends]
@@ -152,11 +142,11 @@ def fed_stage(send: Event) -> int:
 
 
 def input_of(compute: Event) -> tuple[object, ...]:
-    """Return the key by which `input_from` of a send matches; no send matches a weight gradient."""
+    """Return a compute event's key, which equals `input_from` of the send that delivers the compute's input."""
     action = Kind.BACKWARD if compute.action == Kind.BACKWARD_INPUT else compute.action
     return compute.device, compute.pipeline, compute.stage, compute.step, action, compute.microbatch
 
 
 def input_from(send: Event) -> tuple[object, ...]:
-    """Return the key of the compute that a send feeds, as given by `input_of`."""
+    """Return the key, as of `input_of`, of the compute event that uses the bytes of a send."""
     return send.peer, send.pipeline, fed_stage(send), send.step, send.action, send.microbatch

@@ -1,7 +1,7 @@
-"""One run of a picture or a page, with cached results that several of its parts use; loads no Bokeh."""
+"""One run of a figure or a page, with cached values that several panels show; loads no Bokeh."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,12 +19,12 @@ from planner.scenario.cluster import Link
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """One run of a picture, with values derived from its record.
+    """One run of a figure or a page, with values derived from its record.
 
     Attributes:
-        index: Index among the runs of the picture.
+        index: Index among the runs of the figure.
         record: The run to show.
-        name: Name of the run, unique in the picture.
+        name: Name of the run, unique in the figure.
     """
 
     index: int
@@ -120,17 +120,12 @@ class RunView:
 
 
 def run_views(records: Sequence[RunRecord], names: Sequence[str] | None = None) -> tuple[RunView, ...]:
-    """Return the runs of a picture in order, with the given names or those of `run_names`."""
+    """Return views of runs in order, with the given names or those of `run_names`."""
     named = zip(records, names or run_names(records), strict=True)
     return tuple(RunView(index, record, name) for index, (record, name) in enumerate(named))
 
 
-def page_runs(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[RunView, ...]:
-    """Return the runs of a page in order, with their events in columns."""
-    return run_views([replace(record, events=as_log(record.events)) for record in records], names)
-
-
 def shown_links(runs: Sequence[RunView], most_pairs: int) -> tuple[Link, ...]:
-    """Return the links that get a panel: both directions of the pairs of regions with the most traffic."""
+    """Return the links that get a panel: both directions between the pairs of regions with the most traffic."""
     links = {link.name: link for run in runs for link in run.record.scenario.cluster.links}
     return busiest(links.values(), [run.traffic for run in runs], most_pairs)

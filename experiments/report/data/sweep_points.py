@@ -1,4 +1,4 @@
-"""The points of a sweep, read from its folder and prepared for drawing; loads no Bokeh."""
+"""Reads the points of a sweep from its folder and prepares them for drawing; loads no Bokeh."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from experiments.sweep.folder import SWEEP, TABLE
 from traces.common.errors import InputError
 from traces.trace import FloatArray
 
-# Most different numbers of a parameter that are drawn one by one, and the number of intervals for more.
+# A parameter with more different numbers than _MOST_LABELS is drawn in _PIECES intervals.
 _MOST_LABELS = 24
 _PIECES = 10
 
-# Column of a metric to its name with the picture's unit, that unit in the column's unit, and whether more is better.
+# Maps a metric's column to its label with the unit shown, that unit in the column's unit, and whether more is better.
 _METRICS: Mapping[str, tuple[str, float, bool]] = {
     "samples_per_s": ("throughput (samples/s)", 1.0, True),
     "step_s": ("step time (s)", 1.0, False),
@@ -37,10 +37,10 @@ class SweptParameter:
     """A parameter that differs between points.
 
     Attributes:
-        name: Name in the sweep, or of the column in SI units if the labels are in SI units.
+        name: Name in the sweep; for labels in SI units, name of the column with the unit.
         labels: The parameter's values, or intervals of its range, in order.
-        code: Index of each point's label, [points].
-        texts: The exact value of each point, [points].
+        code: Index of each point's label in ``labels``, shape (points,).
+        texts: The exact value of each point as text, one per point.
     """
 
     name: str
@@ -54,8 +54,8 @@ class SweptMetric:
     """A metric that differs between points.
 
     Attributes:
-        label: Name with the unit.
-        values: Values in this unit, [points]; NaN for points without a value.
+        label: Name of the metric with the unit.
+        values: Values in this unit, shape (points,); NaN for points without a value.
         more_is_better: Whether larger values are better than smaller ones.
     """
 
@@ -72,8 +72,9 @@ class SweptPoints:
     Attributes:
         parameters: Parameters that differ between points.
         metrics: Metrics that differ between points, throughput first.
+        numbers: Number of each point that succeeded.
         failures: Number and error of each point that failed.
-        settings: Settings that all points have in common, for people.
+        settings: Settings that all points have in common, as text.
     """
 
     name: str
@@ -144,7 +145,7 @@ def _parameter(described: Mapping[str, Any], table: pd.DataFrame) -> SweptParame
 
 
 def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmic: bool) -> SweptParameter:
-    """Return the parameter in intervals of equal width, or logarithmic ones of equal ratio."""
+    """Return the parameter with intervals as labels, which have equal widths or, if logarithmic, equal ratios."""
     spread = np.geomspace if logarithmic and values.min() > 0 else np.linspace
     edges = spread(values.min(), values.max(), _PIECES + 1)
     code = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _PIECES - 1)
@@ -164,7 +165,7 @@ def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
 
 
 def usual_choice(points: SweptPoints) -> tuple[SweptMetric, SweptMetric]:
-    """Choose the two metrics of the trade-off to show first: a cost and a benefit."""
+    """Choose the two metrics whose trade-off is shown first: a cost, such as USD, and a benefit, such as throughput."""
     by_name = {metric.name: metric for metric in points.metrics}
     got = next((by_name[name] for name in ("samples_per_s", "step_s") if name in by_name), points.metrics[0])
     paid = ("cost_usd", "wan_bytes", "peak_memory_bytes", "bubble_ratio")
@@ -175,7 +176,7 @@ def heat(points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None
     """Return the median of a metric over all points with the same values of two parameters.
 
     Returns:
-        The medians, [labels of ``y``, labels of ``x``]; NaN for combinations without a point.
+        The medians, shape (labels of ``y``, labels of ``x``); NaN for combinations without a point.
     """
     count = len(points.numbers)
     columns = x.code if x is not None else np.zeros(count, np.int64)
@@ -190,7 +191,7 @@ def heat(points: SweptPoints, x: SweptParameter | None, y: SweptParameter | None
 
 
 def pareto_front(first: SweptMetric, second: SweptMetric) -> list[int]:
-    """Return the Pareto-optimal points of two metrics, sorted by the first metric."""
+    """Return the indices of the Pareto-optimal points of two metrics, from the best in the first metric on."""
     worth = [metric.values * (1 if metric.more_is_better else -1) for metric in (first, second)]
     order = [
         point
@@ -199,16 +200,13 @@ def pareto_front(first: SweptMetric, second: SweptMetric) -> list[int]:
     ]
     front: list[int] = []
     for point in order:
-        best = front[-1] if front else None
-        if best is None or worth[1][point] > worth[1][best]:
-            front.append(point)
-        elif worth[1][point] == worth[1][best] and worth[0][point] == worth[0][best]:
-            # As good as the last point in both metrics.
+        better = not front or worth[1][point] > worth[1][front[-1]]
+        if better or all(each[point] == each[front[-1]] for each in worth):
             front.append(point)
     return front
 
 
 def varied(points: SweptPoints) -> Sequence[SweptParameter | None]:
-    """Choose the two parameters of the heat map to show first, those with the most values; None for a missing one."""
+    """Choose the axes of the heat map: the two parameters with the most values; None if there are fewer parameters."""
     by_count = sorted(points.parameters, key=lambda parameter: -len(parameter.labels))
     return (*by_count[:2], None, None)[:2]

@@ -1,1 +1,1 @@
-"""Pictures of runs. Modules here that draw load matplotlib; nothing else in this package does."""
+"""Figures of runs and sweeps, drawn with matplotlib."""

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
@@ -18,43 +17,26 @@ _LISTED = 6
 _CHARACTERS = 150
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One decision in a panel: its ``number`` in the run, and ``position`` on the horizontal axis, seconds or steps."""
+def draw_decisions(axes: Axes, run: RunView, row: int, *, over_time: bool) -> None:
+    """Draw a vertical line for each decision of a run, with the decision's number above the panel if there is room.
 
-    number: int
-    position: float
-
-
-def marks_over_time(run: RunView) -> list[Mark]:
-    """Return marks at the times of the decisions, seconds from the start of the run."""
-    return [
-        Mark(number, run.decisions_s[decision.observed_step])
-        for number, decision in enumerate(run.record.decisions, start=1)
-        if decision.observed_step in run.decisions_s
-    ]
-
-
-def marks_over_steps(run: RunView) -> list[Mark]:
-    """Return marks at the first steps that run the decisions' new plans."""
-    return [Mark(number, decision.first_step) for number, decision in enumerate(run.record.decisions, start=1)]
-
-
-def draw_marks(axes: Axes, marks: Sequence[Mark], run: RunView, row: int) -> None:
-    """Draw a line for each decision, with its number above the panel if there is room.
-
-    The horizontal limits must be set already; ``row`` is the run's row of numbers above the panel.
+    Args:
+        axes: The panel, whose horizontal limits are set already.
+        run: The run whose decisions are drawn.
+        row: Row of the numbers above the panel.
+        over_time: Whether the horizontal axis is time, seconds from the start of the run; otherwise it is steps.
     """
     left, right = axes.get_xlim()
     taken = float("-inf")
-    for mark in marks:
-        if not left <= mark.position <= right:
+    for number, decision in enumerate(run.record.decisions, start=1):
+        position = run.decisions_s.get(decision.observed_step) if over_time else decision.first_step
+        if position is None or not left <= position <= right:
             continue
-        axes.axvline(mark.position, color=run.colour, linestyle=(3 * row, (3, 3)), linewidth=0.8, zorder=1.5)
-        if mark.position - taken >= _LEAST_GAP * (right - left):
+        axes.axvline(position, color=run.colour, linestyle=(3 * row, (3, 3)), linewidth=0.8, zorder=1.5)
+        if position - taken >= _LEAST_GAP * (right - left):
             axes.annotate(
-                str(mark.number),
-                (mark.position, 1),
+                str(number),
+                (position, 1),
                 xycoords=("data", "axes fraction"),
                 xytext=(0, 2 + 9 * row),
                 textcoords="offset points",
@@ -63,17 +45,17 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], run: RunView, row: int) -> Non
                 color=run.colour,
                 horizontalalignment="center",
             )
-            taken = mark.position
+            taken = position
 
 
 def listed_inches(runs: Sequence[RunView]) -> float:
-    """Return the height of the list that `list_decisions` writes."""
+    """Return the height of the list that `list_decisions` writes, inches."""
     longest = max(len(_lines(run)) for run in runs)
     return 0.17 * (longest + 1) + 0.1 if longest else 0.0
 
 
 def list_decisions(figure: SubFigure, runs: Sequence[RunView]) -> None:
-    """Write a list of the changes by each numbered decision under the panels, a column for each run."""
+    """List the numbered decisions and their changes of plan under the panels, a column for each run."""
     decided = [run for run in runs if run.record.decisions]
     if not decided:
         return

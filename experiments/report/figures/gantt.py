@@ -1,4 +1,4 @@
-"""A Gantt chart of what each device did over time: a row per device, a bar per action."""
+"""Draws a Gantt chart of the devices' work over time: a row per device, a bar per action."""
 
 import math
 from collections import defaultdict
@@ -34,7 +34,7 @@ def draw_gantt(axes: Axes, rows: GanttRows, span_s: float) -> None:
     axes.add_collection(
         PolyCollection(list(_boxes(rows, rows.waits, _WAIT_HEIGHT)), facecolors=LIGHT_GREY, label="waiting")
     )
-    # A little space at the end of each bar tells neighbours apart; an edge keeps the shortest bars visible.
+    # A gap at the end of each bar separates it from the next one; an edge keeps the shortest bars visible.
     gap_s = _GAP_POINTS / _PANEL_POINTS * span_s
     for action, style in WORK_STYLES.items():
         bars = _boxes(rows, [event for event in rows.work if event.action == action], _BAR_HEIGHT, gap_s)
@@ -65,7 +65,7 @@ def number_bars(panels: Sequence[Axes], rows: Sequence[GanttRows]) -> None:
 
 
 def _roomy(computes: Sequence[Event], points_per_s: float) -> set[tuple[int, str, str]]:
-    """Return each (step, device, action) whose bars, apart from a few short ones, are wide enough for their numbers."""
+    """Return each (step, device, action) of which 95 % of the bars are wide enough for their microbatch numbers."""
     rooms: defaultdict[tuple[int, str, str], list[float]] = defaultdict(list)
     for event in computes:
         room = points_per_s * (event.end_s - event.start_s) - _TEXT_POINTS * _GLYPH_WIDTH * len(str(event.microbatch))
@@ -101,7 +101,7 @@ def _label_steps(axes: Axes, rows: GanttRows, points_per_s: float) -> None:
 
 
 def _boxes(rows: GanttRows, events: Sequence[Event], height: float, gap_s: float = 0.0) -> FloatArray:
-    """Return the corners of a box per event, shape (len(events), 4, 2); the gap takes at most a fifth of a box."""
+    """Return the corners of a box per event, shape (events, 4, 2), x and y; the gap takes at most a fifth of a box."""
     row_of = {device: row for row, device in enumerate(rows.devices)}
     left = np.array([event.start_s for event in events]) - rows.origin_s
     width = np.array([event.end_s - event.start_s for event in events])

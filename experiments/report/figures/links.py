@@ -1,4 +1,4 @@
-"""Capacity and traffic of the links between regions over the whole run: a panel per direction."""
+"""Draws capacity and traffic of the links between regions over the whole run, a panel per direction."""
 
 import io
 import itertools
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from experiments.report.data.labels import COLOURS, GREY, LIGHT_GREY, rate_unit
 from experiments.report.data.link_rates import capacity_bps, mean_use, used_bps
 from experiments.report.data.run_view import RunView
-from experiments.report.figures.decisions import draw_marks, marks_over_time
+from experiments.report.figures.decisions import draw_decisions
 from experiments.report.figures.picture import legend_columns
 from planner.scenario.cluster import Link
 from traces.common.atomic import write_bytes_atomically
@@ -57,7 +57,7 @@ def draw_links(figure: SubFigure, links: Sequence[Link], runs: Sequence[RunView]
                 rate = used_bps(run.traffic[link.name], edges_s) / scale
                 axes.stairs(rate, edges_s, baseline=None, color=run.colour, linestyle=run.line, linewidth=1.3)
         for row, run in enumerate(decided):
-            draw_marks(axes, marks_over_time(run), run, row)
+            draw_decisions(axes, run, row, over_time=True)
     for axes in grid[:, 0]:
         axes.set_ylim(bottom=0)
     figure.supylabel(f"rate ({unit})", fontsize=8.5)
@@ -81,11 +81,7 @@ def _draw_legend(figure: SubFigure, runs: Sequence[RunView], width_s: float) -> 
 
 
 def plot_rates(traces: Mapping[str, LinkTrace], path: Path | str) -> None:
-    """Draw the rates of one period of each trace into a PNG file; ``traces`` maps names in the legend to traces.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Draw the rates of one period of each trace into a PNG file; ``traces`` maps names in the legend to traces."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.add_subplot()
     for (name, trace), colour in zip(traces.items(), itertools.cycle(COLOURS), strict=False):

@@ -1,4 +1,4 @@
-"""An empty figure in the style of all pictures, and the file that it becomes."""
+"""Opens an empty figure in the common style, and writes it as a file."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from experiments.report.data.labels import GREY
 from traces.common.atomic import write_bytes_atomically
 
-# Font sizes for a page of 1000 pixels at 100 pixels an inch; the file has a higher resolution for sharp screens.
+# Font sizes are chosen for 100 pixels an inch; files have a higher resolution for sharp screens.
 WIDTH_INCHES = 10.0
 DOTS_PER_INCH = 150
 
-# Names of users may contain dollar signs, which must not start a formula. Types of keys differ between releases.
+# Users' names may contain dollar signs, which must not start a formula. The keys' type differs between matplotlibs.
 _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "ropebridge",
@@ -52,6 +52,6 @@ def picture(path: Path, height_inches: float) -> Iterator[Figure]:
 
 
 def legend_columns(labels: Iterable[str]) -> int:
-    """Return how many of a legend's entries fit side by side."""
+    """Return how many entries of a legend fit side by side."""
     lengths = [len(label) for label in labels]
     return max(1, min(len(lengths), int(WIDTH_INCHES / (0.072 * max(lengths) + 0.6))))

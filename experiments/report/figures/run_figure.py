@@ -1,4 +1,4 @@
-"""A figure of one or several runs of a scenario: pipeline, links, step times."""
+"""Draws a figure of one or several runs of a scenario: pipelines, links, step times."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,10 @@ from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from experiments.report.data.gantt_rows import GanttRows, check_steps, choose_steps, gantt_rows
+from experiments.report.data.gantt_rows import GanttRows, choose_steps, gantt_rows
 from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES
 from experiments.report.data.run_view import RunView, run_views, shown_links
-from experiments.report.figures.decisions import draw_marks, list_decisions, listed_inches, marks_over_steps
+from experiments.report.figures.decisions import draw_decisions, list_decisions, listed_inches
 from experiments.report.figures.gantt import draw_gantt, number_bars
 from experiments.report.figures.links import MOST_PAIRS, draw_links, links_inches
 from experiments.report.figures.picture import legend_columns, picture
@@ -37,7 +37,7 @@ def _draw_step_times(figure: SubFigure, runs: Sequence[RunView]) -> None:
             label=run.name,
         )
     for row, run in enumerate(run for run in runs if run.record.decisions):
-        draw_marks(axes, marks_over_steps(run), run, row)
+        draw_decisions(axes, run, row, over_time=False)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -90,33 +90,23 @@ def _row_inches(rows: Sequence[GanttRows]) -> float:
 _TITLE_INCHES = 0.5
 
 
-def draw_runs(
-    records: Sequence[RunRecord],
-    path: Path,
-    *,
-    steps: tuple[int, int] | None = None,
-    names: Sequence[str] | None = None,
-) -> None:
+def draw_runs(records: Sequence[RunRecord], path: Path, *, names: Sequence[str] | None = None) -> None:
     """Draw runs of one scenario into a PNG file, 1500 pixels wide, or an SVG file, by the path's suffix.
 
-    From the top: the pipeline of each run over the same steps and the same length of time, the capacity and traffic
+    From the top: the pipeline of each run over the same few steps and the same length of time, the capacity and traffic
     of the links between regions, and the time of every step.
 
     Args:
         records: One or several runs, for example a simulation and the real run.
         path: The file to write.
-        steps: The first step of the pipelines and the one after the last; None to choose a few.
         names: Names of the runs; None for the names of `run_names`.
 
     Raises:
-        InputError: A run does not have these steps, or the file cannot be written.
+        InputError: The runs have no step in common, or the file cannot be written.
     """
     assert records, "there must be a run to draw"
     runs = run_views(records, names)
-    if steps is None:
-        steps = choose_steps(runs)
-    else:
-        check_steps(runs, steps)
+    steps = choose_steps(runs)
     rows = [gantt_rows(run, steps) for run in runs]
     links = shown_links(runs, MOST_PAIRS)
     heights = {

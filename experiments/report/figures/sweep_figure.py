@@ -1,4 +1,4 @@
-"""The figure of a sweep: a heat map of two parameters, and the trade-off of two metrics."""
+"""Draws the figure of a sweep: a heat map of two parameters, and the trade-off of two metrics."""
 
 from pathlib import Path
 
@@ -26,11 +26,7 @@ _MOST_NUMBERED = 80
 
 
 def draw_sweep(points: SweptPoints, path: Path) -> None:
-    """Draw a sweep into a PNG or an SVG file, by the path's suffix; its heat map is over the most varied parameters.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Draw a sweep into a PNG or SVG file, by the path's suffix, with a heat map over the most varied parameters."""
     with picture(path, _HEIGHT_INCHES) as drawn:
         left, right = drawn.subplots(1, 2)
         x, y = varied(points)

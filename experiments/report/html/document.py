@@ -91,7 +91,7 @@ def panel(
 ) -> figure:
     """Return an empty figure as wide as the page, whose frame begins ``left_pixels`` from the left.
 
-    Dragging pans it, and the wheel zooms with Ctrl only, since the wheel alone scrolls the page.
+    Dragging pans the figure. The wheel zooms with Ctrl only, since the wheel alone scrolls the page.
 
     Args:
         name: Name of the figure, unique in the page.
@@ -112,7 +112,7 @@ def panel(
         title=title,
         tools=[PanTool(dimensions="width"), WheelZoomTool(dimensions="width", modifiers="ctrl"), ResetTool()],
         toolbar_location=None,
-        # All bars are drawn while the figure is dragged, too.
+        # Bokeh would leave out bars while the figure is dragged.
         lod_threshold=None,
         min_border_left=left_pixels,
         min_border_right=_RIGHT_PIXELS,
@@ -137,7 +137,7 @@ def centred_text(made: figure, source: ColumnDataSource, colour: str, size_pixel
 
 
 def hover(drawn: object, rows: dict[str, str], **options: object) -> HoverTool:
-    """Return a tooltip for drawn elements; each of its rows is a name and a value in Bokeh's notation."""
+    """Return a tooltip for drawn elements; ``rows`` maps each row's name to its value in Bokeh's notation."""
     return HoverTool(renderers=drawn if isinstance(drawn, list) else [drawn], tooltips=_tooltip(rows), **options)
 
 
@@ -160,7 +160,7 @@ def document(template: str, program: str, known: str, figures: Mapping[str, Mode
     Args:
         template: Name of the page's template, which refers to the figures as ``figures``.
         program: Name of the page's JavaScript file.
-        known: JSON data that the JavaScript reads.
+        known: JSON data that the page's JavaScript reads.
         figures: The page's figures by name.
         values: Further values for the template.
     """

@@ -1,4 +1,4 @@
-"""A run's pipeline: an overview of how busy its devices were, and a Gantt of the part that is chosen in it."""
+"""Draws a run's pipeline: an overview of how busy its devices were, and a Gantt chart of the chosen part."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ from experiments.report.html.document import BUBBLE, WINDOW, centred_text, hover
 
 
 def packed(bars: Bars) -> dict[str, NDArray[Any]]:
-    """Return the bars' columns, [bars], in the smallest types that hold them; ends are replaced by durations."""
+    """Return the columns of bars by name, shape (bars,), in small types; durations replace the ends."""
     return {
         "start_s": bars.start_s,
         "duration_s": (bars.end_s - bars.start_s).astype(np.float32),
@@ -43,7 +43,7 @@ def packed(bars: Bars) -> dict[str, NDArray[Any]]:
 
 
 def _smallest(column: NDArray[Any]) -> NDArray[Any]:
-    """Convert a column to the smallest type that browsers have and that holds it."""
+    """Convert a column of integers to the smallest integer type that holds its values."""
     least, most = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     return column.astype(np.result_type(np.min_scalar_type(least), np.min_scalar_type(most)))
 
@@ -52,7 +52,7 @@ def _smallest(column: NDArray[Any]) -> NDArray[Any]:
 _PIECES = 1000
 _MOST_ROWS_PIXELS = 1100
 
-# Colours of the overview from white, idle, to the colour of a forward pass, busy all the time.
+# Colours of the overview: from nearly white for idle devices to the colour of a forward for fully busy ones.
 _BUSY_PALETTE = tuple(
     "#" + "".join(f"{round(255 + (end - 255) * share):02X}" for end in (0x00, 0x72, 0xB2))
     for share in np.linspace(0.04, 1, 32)
@@ -60,7 +60,7 @@ _BUSY_PALETTE = tuple(
 
 
 def pipeline_overview(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
-    """Return an overview of the whole run, a row per device, darker where it computes; ``chosen`` is marked in it."""
+    """Return an overview of the whole run, a row per device, darker where the device computes, and mark ``chosen``."""
     rows = len(run.devices)
     made = panel(
         f"overview-{run.index}",
@@ -99,7 +99,7 @@ def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
     )
     _draw_rows(made, run, row_pixels)
     _draw_steps(made, run)
-    # All bars; runs.js draws those in the window.
+    # This source holds all bars; runs.js draws those in the window.
     made.tags = [ColumnDataSource(packed(run.bars), name=f"bars-{run.index}")]
     names = ("bar", "y", "height", "colour", "left_s", "right_s", "row", "step")
     shown = ColumnDataSource({name: [] for name in names}, name=f"drawn-{run.index}")
@@ -114,7 +114,7 @@ def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
 
 
 def _draw_rows(made: figure, run: RunView, row_pixels: float) -> None:
-    """Write the devices' names, and draw the rows' background, which is visible where a device is idle."""
+    """Write the names of the devices, and draw the background of the rows, which shows where a device is idle."""
     rows = len(run.devices)
     places = list(range(rows))
     made.yaxis.ticker = FixedTicker(ticks=places)
@@ -154,7 +154,7 @@ def step_name(run: RunView, step: int) -> str:
 
 
 def _hover(drawn: GlyphRenderer, run: RunView) -> HoverTool:
-    """Add a tooltip with the exact values of a bar."""
+    """Return a tooltip with the exact values of a bar."""
     words = {
         "bar": f"return ropebridge.describe_bar({run.index}, value)",
         "row": "return devices[value]",
@@ -190,7 +190,7 @@ def known_json(runs: tuple[RunView, ...]) -> str:
 
 
 def _known_kind(number: int, kind: BarKind) -> dict[str, object]:
-    # Red, green, blue and opacity in the four bytes of an integer, as in Bokeh.
+    # Bokeh takes colours as integers, whose four bytes are red, green, blue and opacity.
     return {
         "label": kind.label,
         "colour": (int(kind.colour[1:], 16) << 8) + 255,

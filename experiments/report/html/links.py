@@ -1,4 +1,4 @@
-"""Capacity and traffic of the links between regions over the whole run: a panel per direction."""
+"""Draws capacity and traffic of the links between regions over the whole run for a page, a panel per direction."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def link_panels(runs: Sequence[RunView], chosen: Range1d, left_pixels: int) -> l
 
 
 def mean_over_s(runs: Sequence[RunView]) -> float:
-    """Return the seconds over which used rates are averaged: a step, or more in a long run."""
+    """Return the length of the intervals over which used rates are averaged, seconds: a step, or more in a long run."""
     span_s = max(run.end_s for run in runs)
     return max(span_s / _PIECES, *(run.metrics.step_s for run in runs))
 
@@ -74,7 +74,7 @@ def _link_panel(
 
 
 def _pieces(link: Link, runs: Sequence[RunView], span_s: float, scale: float) -> ColumnDataSource:
-    """Return rates in equal intervals, NaN after a run's end."""
+    """Return the link's capacity and its used rate in each run, in equal intervals; NaN after a run's end."""
     edges_s = _edges_s(runs, span_s)
     columns: dict[str, FloatArray] = {"start_s": edges_s[:-1], "end_s": edges_s[1:]}
     if link.trace is None:
@@ -111,7 +111,7 @@ def _window(chosen: Range1d) -> BoxAnnotation:
 
 
 def _hover(made: figure, pieces: ColumnDataSource, link: Link, runs: Sequence[RunView], unit: str) -> HoverTool:
-    """Add a tooltip, at any height of the pointer, with capacity and traffic of the interval under it."""
+    """Return a tooltip with capacity and traffic of the interval under the pointer, at any height."""
     ground = made.quad(
         left="start_s", right="end_s", bottom=0, top="capacity", fill_alpha=0, line_color=None, source=pieces
     )

@@ -1,4 +1,4 @@
-"""Memory of each device over the run: a panel per run, all with the same scale."""
+"""Draws the memory of each device over the run: a panel per run, all with the same scale."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def memory_panels(runs: Sequence[RunView], left_pixels: int) -> list[figure]:
 
 
 def most_held_bytes(timeline: MemoryTimeline, edges_s: FloatArray) -> FloatArray:
-    """Return the largest number of bytes that a device held between neighbouring edges ``edges_s``; no peak is lost."""
+    """Return the most bytes that a device held in each interval between neighbouring edges, shape (intervals,)."""
     at_edge = np.maximum(np.searchsorted(timeline.times_s, edges_s, side="right") - 1, 0)
     most = timeline.held_bytes[at_edge[:-1]].copy()
     within = (timeline.times_s >= edges_s[0]) & (timeline.times_s < edges_s[-1])

@@ -1,6 +1,7 @@
-"""The page of one or several runs: one HTML file that loads nothing else."""
+"""Writes the page of one or several runs: one HTML file that loads nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from bokeh.models import Model, Range1d
 from experiments.report.data.bars import BAR_KINDS
 from experiments.report.data.gantt_rows import choose_steps, common_steps
 from experiments.report.data.labels import time_text
-from experiments.report.data.run_view import RunView, page_runs
+from experiments.report.data.run_view import RunView, run_views
 from experiments.report.html.document import BUBBLE, document
 from experiments.report.html.gantt import known_json, pipeline_gantt, pipeline_overview
 from experiments.report.html.links import link_panels, mean_over_s
@@ -25,6 +26,7 @@ from experiments.report.html.tables import (
     verdict,
     without_empty_columns,
 )
+from planner.events.log import as_log
 from planner.runs.record import RunRecord
 from traces.common.atomic import write_text_atomically
 
@@ -35,17 +37,15 @@ _PLAIN_LEFT_PIXELS = 62
 
 
 def write_run_page(records: Sequence[RunRecord], names: Sequence[str], path: Path) -> None:
-    """Write runs of one or several scenarios as one HTML file; their names must differ.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write runs of one or several scenarios as one HTML file; the runs' names must differ."""
     assert records, "there must be a run to show"
-    write_text_atomically(path, run_page(page_runs(records, names)))
+    # With events in columns, the panels need not convert them again.
+    runs = run_views([replace(record, events=as_log(record.events)) for record in records], names)
+    write_text_atomically(path, run_page(runs))
 
 
 def run_page(runs: tuple[RunView, ...]) -> str:
-    """Return the page."""
+    """Return the page of some runs as HTML."""
     figures = _figures(runs)
     decisions = decision_rows(runs)
     return document(
@@ -92,7 +92,7 @@ def _windows(runs: Sequence[RunView]) -> list[Range1d]:
     longest_s = max(run.end_s for run in runs)
     spans_s = []
     for run in runs:
-        # Runs without a common step, such as a run and one that was resumed from its checkpoint, show their own steps.
+        # Runs without a common step, such as a run and its continuation from a checkpoint, each show their own steps.
         first, end = choose_steps(runs if common_steps(runs) else [run])
         starts_s = (*run.starts_s, run.end_s)
         spans_s.append((starts_s[first - run.first_step], starts_s[end - run.first_step]))

@@ -1,4 +1,4 @@
-"""Step times and losses: one panel each with all runs."""
+"""Draws the step times and the losses of all runs, a panel each."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ def step_axis(runs: Sequence[RunView]) -> Range1d:
 
 
 def step_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> figure:
-    """Return the panel of step times; decisions are marked at the first step after them."""
+    """Return the panel of step times, which marks each decision at the first step with its plan."""
     labels = ("step", "step time (s)")
     made = panel("steps", _HEIGHT_PIXELS, left_pixels, x_range=steps, labels=labels, ticks=5)
     marked = steps.end - steps.start <= _MARKED_STEPS

@@ -1,4 +1,4 @@
-"""The page of a sweep: heat maps of two parameters, trade-offs of two metrics."""
+"""Writes the page of a sweep: heat maps of two parameters, trade-offs of two metrics."""
 
 import json
 from pathlib import Path
@@ -18,16 +18,12 @@ _MOST_FAILURES = 50
 
 
 def write_sweep_page(points: SweptPoints, path: Path) -> None:
-    """Write a sweep as one HTML file.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
+    """Write a sweep as one HTML file."""
     write_text_atomically(path, sweep_page(points))
 
 
 def sweep_page(points: SweptPoints) -> str:
-    """Return the page."""
+    """Return the page of a sweep as HTML."""
     across, down = (-1 if each is None else points.parameters.index(each) for each in varied(points))
     paid, got = usual_choice(points)
     few = [place for place, each in enumerate(points.parameters) if len(each.labels) <= len(COLOURS)]

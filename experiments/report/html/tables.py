@@ -1,4 +1,4 @@
-"""The tables of a page, as rows for its template; loads no Bokeh."""
+"""The tables of a page of runs, as rows for its template; loads no Bokeh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ class Row:
         cells: Texts in the order of the table's columns.
         colour: Colour of the mark in the first cell; empty for no mark.
         run: Index of the run that a click on the row shows.
-        step: Index of the step that a click shows, counted from the run's first one; None if clicks do nothing.
+        step: Index of the step that a click shows, counted from the run's first step; None if a click does nothing.
     """
 
     cells: tuple[str, ...]
@@ -120,13 +120,13 @@ def _median_s(run: RunView, first: int, end: int) -> float | None:
 
 
 def device_heads(runs: Sequence[RunView]) -> tuple[str, ...]:
-    """Return the column heads of the table of devices."""
+    """Return the column heads of `device_rows`: the device's properties, then two columns for each run."""
     each = tuple(f"{what}, {run.name}" for run in runs for what in ("busy", "most memory"))
     return ("device", "kind", "region", "memory", "USD/h", *each)
 
 
 def device_rows(runs: Sequence[RunView]) -> list[Row]:
-    """Return a row for each device of each run, in the order of the Gantts."""
+    """Return a row for each device of any run, in the order of the Gantt charts."""
     peaks = [run.peak_bytes for run in runs]
     rows = []
     for name in dict.fromkeys(device for run in runs for device in run.devices):
@@ -143,7 +143,7 @@ def device_rows(runs: Sequence[RunView]) -> list[Row]:
 
 
 def verdict(runs: Sequence[RunView]) -> str:
-    """Return a sentence on the simulation's error if the runs are a simulation and a real run, else nothing."""
+    """Return a sentence on the simulation's error; empty unless the runs are one simulated and one real run."""
     simulated = [run for run in runs if run.record.backend == "simulated"]
     carried_out = [run for run in runs if run.record.backend != "simulated"]
     if len(simulated) != 1 or len(carried_out) != 1:

@@ -10,16 +10,16 @@ from matplotlib.figure import Figure
 
 from experiments.report.data.gantt_rows import choose_steps, gantt_rows
 from experiments.report.data.labels import run_names
-from experiments.report.data.link_rates import busiest, capacity_bps, departures, mean_use, used_bps, wan_traffic
+from experiments.report.data.link_rates import busiest, capacity_bps, departing, mean_use, used_bps, wan_traffic
 from experiments.report.data.run_view import run_views
 from experiments.report.figures.gantt import draw_gantt
 from experiments.report.figures.run_figure import draw_runs
 from planner.events.event import Event, EventKind
+from planner.events.log import as_log
 from planner.runs.record import RunRecord
 from sim.simulator import Simulator
-from tests.helpers.processes.page_runs import STEPS, simulated, slower
+from tests.helpers.processes.page_runs import simulated, slower
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
-from traces.common.errors import InputError
 
 
 def steady(devices: int, **options: float) -> RunRecord:
@@ -86,13 +86,6 @@ def test_the_window_shows_the_first_change_or_else_the_middle() -> None:
     assert choose_steps(run_views([steady(2)])) == (1, 4)
 
 
-@pytest.mark.parametrize("steps", [(-1, 2), (3, 3), (20, STEPS + 1)])
-def test_steps_that_were_not_run_are_named_and_nothing_is_written(steps: tuple[int, int], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"steps {steps[0]} up to {steps[1]} cannot be drawn; the runs have 24"):
-        draw_runs([simulated()], tmp_path / "runs.png", steps=steps)
-    assert not list(tmp_path.iterdir())
-
-
 def test_nothing_is_written_when_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no pixels")
@@ -112,7 +105,7 @@ def send(start_s: float, end_s: float, size_bytes: int = 1000) -> Event:
 
 def test_messages_that_wait_for_their_turn_do_not_count_as_leaving() -> None:
     events = [send(0, 1), send(0, 3), send(5, 6)]
-    assert [start_s for _, start_s in departures(events)] == [0, 1, 5]
+    assert departing(as_log(events))[1].tolist() == [0, 1, 5]
 
 
 def test_used_rates_add_up_to_the_bytes_sent_and_stay_below_capacity() -> None:

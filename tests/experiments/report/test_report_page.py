@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from experiments.report.data.bars import ABSENT, BACKWARD, COMPUTES, FORWARD, WAIT, WAN_SEND, Bars, bars_of, busy_share
 from experiments.report.data.decisions import reasons
-from experiments.report.data.link_rates import departures
-from experiments.report.data.run_view import page_runs
+from experiments.report.data.link_rates import departing
+from experiments.report.data.run_view import run_views
 from experiments.report.figures.run_figure import draw_runs
 from experiments.report.html.gantt import packed
 from experiments.report.html.memory import most_held_bytes
@@ -26,6 +26,7 @@ from experiments.runs.folder import write_record
 from experiments.verbs.report import names_of
 from planner.adapt.policy import observe
 from planner.events.event import EventKind
+from planner.events.log import as_log
 from planner.runs.memory_timeline import MemoryTimeline
 from planner.runs.record import RunRecord
 from tests.helpers.processes.command import ropebridge
@@ -39,7 +40,10 @@ def test_every_event_but_decisions_and_outages_has_a_bar_with_its_times() -> Non
     bars = bars_of(record, DEVICES)
     kinds = {"F": FORWARD, "B": BACKWARD}
     wanted: Counter[tuple[object, ...]] = Counter()
-    sent_from = {(event.device, event.peer, event.end_s): start_s for event, start_s in departures(record.events)}
+    log = as_log(record.events)
+    rows, starts_s = departing(log)
+    sends = zip(log.take(rows), starts_s, strict=True)
+    sent_from = {(event.device, event.peer, event.end_s): start_s for event, start_s in sends}
     for event in record.events:
         if event.kind is EventKind.COMPUTE:
             kind, start_s = kinds[event.action], event.start_s
@@ -163,7 +167,7 @@ def test_a_departure_is_a_reason() -> None:
 
 
 def test_tables_hold_simulated_and_real_beside_each_other() -> None:
-    runs = page_runs([simulated(), slower(simulated())], ["model", "real"])
+    runs = run_views([simulated(), slower(simulated())], ["model", "real"])
     first, second = run_rows(runs)
     assert (first.cells[0], second.cells[0]) == ("model", "real")
     assert "1.040" in second.cells
