@@ -76,12 +76,21 @@ def traces_record(
     as_json: JsonOption = False,
 ) -> None:
     """Sample a live path to a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
-    from experiments.verbs.traces import record, recording_config
+    from experiments.verbs.traces import record
+    from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
     from traces.common.units import parse_bytes, parse_duration_s
+    from traces.probe.conversation import parse_address
+    from traces.probe.recorder import RecordingConfig
 
-    duration_s = math.inf if duration is None else parse_duration_s(duration)
-    every_s, traffic_bytes = parse_duration_s(every), parse_bytes(traffic)
-    config = recording_config(address, reverse, every_s, traffic_bytes, connections, duration_s)
+    config = RecordingConfig(
+        parse_address(address),
+        "back" if reverse else "there",
+        parse_duration_s(every),
+        parse_bytes(traffic),
+        connections,
+        TCP_PAYLOAD_EFFICIENCY,
+        math.inf if duration is None else parse_duration_s(duration),
+    )
     say(record(config, output, as_json, tell))
 
 

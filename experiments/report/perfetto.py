@@ -51,15 +51,10 @@ class _RunTrace:
         self._send_threads: dict[tuple[str, str], int] = {}
 
     def events(self) -> list[dict[str, Any]]:
-        happened = [
-            *(
-                self._slice(event, event.start_s, _THREADS[event.kind])
-                for event in self._record.events
-                if event.kind in _THREADS
-            ),
-            *self._sends(),
-            *self._decisions(),
-        ]
+        shown = (event for event in self._record.events if event.kind in _THREADS)
+        slices = [self._slice(event, event.start_s, _THREADS[event.kind]) for event in shown]
+        # The sends determine the threads that `_names` names.
+        happened = [*slices, *self._sends(), *self._decisions()]
         return [*self._names(), *happened]
 
     def _names(self) -> Iterator[dict[str, Any]]:

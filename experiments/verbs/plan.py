@@ -65,7 +65,12 @@ def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Orderin
 
 
 def _best_plan(scenario: Scenario, asked: PlanObjective) -> Plan:
-    objective = _objective(asked)
+    if asked.name is not None and asked.name not in OBJECTIVES:
+        raise unknown_name("objective", asked.name, OBJECTIVES, where="--objective")
+    for option, value in (("--budget", asked.budget_per_hour), ("--rate", asked.rate_samples_per_s)):
+        if value is not None and not 0 < value < inf:
+            raise InputError(f"{value:g} is not allowed", where=option, valid="give a finite number above zero")
+    objective = Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
     if asked.robust is None:
         return plan_for(scenario, objective)
     try:
@@ -73,15 +78,6 @@ def _best_plan(scenario: Scenario, asked: PlanObjective) -> Plan:
     except InputError as error:
         raise error.within("--robust") from None
     return robust_plan(scenario, objective, asked.robust)
-
-
-def _objective(asked: PlanObjective) -> Objective:
-    if asked.name is not None and asked.name not in OBJECTIVES:
-        raise unknown_name("objective", asked.name, OBJECTIVES, where="--objective")
-    for option, value in (("--budget", asked.budget_per_hour), ("--rate", asked.rate_samples_per_s)):
-        if value is not None and not 0 < value < inf:
-            raise InputError(f"{value:g} is not allowed", where=option, valid="give a finite number above zero")
-    return Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
 
 
 def plan(

@@ -7,34 +7,17 @@ from math import isinf
 from pathlib import Path
 
 from experiments.runs.console import CommandInterruptedError
-from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
 from traces.common.errors import InputError
 from traces.formats import FORMATS, format_of_suffix, read_trace, write_trace
 from traces.generators import presets as generation
 from traces.preemption.files import is_preemption, read_preemption
 from traces.preemption.trace import describe_preemption
-from traces.probe.conversation import parse_address
 from traces.probe.peer import await_listener
 from traces.probe.recorder import Recorder, RecordingConfig
 from traces.probe.recording import Recording
 from traces.resample import resampled
 from traces.statistics import TraceStatistics, describe, sparkline
 from traces.trace import LinkTrace
-
-
-def recording_config(
-    address: str, reverse: bool, every_s: float, traffic_bytes: int, connections: int, duration_s: float
-) -> RecordingConfig:
-    """Return how to record the path to or, with ``reverse``, from the responder at an address."""
-    return RecordingConfig(
-        parse_address(address),
-        "back" if reverse else "there",
-        every_s,
-        traffic_bytes,
-        connections,
-        TCP_PAYLOAD_EFFICIENCY,
-        duration_s,
-    )
 
 
 def record(config: RecordingConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:

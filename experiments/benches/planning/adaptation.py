@@ -1,21 +1,21 @@
-"""Measures what adaptation gains on real traces: policies `auto` and `deepcee` against none, from the same first plan.
+"""Measures the gain of adaptation on recorded traces: policies `auto` and `deepcee` against a plan that never changes.
 
-Each pair of traces plays on the two links between regions of `cloud-edge-end`. The starting plan is the one that `auto`
-makes for the mean rates and latencies of the first minute. Beside it stands the best plan in hindsight: of all that
-`auto` looked at or ran during the trace, of its plan for the means of the whole trace, and of the starting plan, the
-one that would have done most without any change: the one that is judged best on windows of the trace, simulated. What
-could be had at all with these plans, had each window's best one been known ahead and every change been free, stands
-there too.
+Each pair of traces plays on the two links between regions of `cloud-edge-end`. All runs start with the plan that `auto`
+makes for the mean rates and latencies of the first minute. For comparison there are two figures in hindsight, over the
+starting plan, the plans that the policies ran or `auto` considered, and a plan for the means of the whole trace:
 
-Two further checks hold the gain that the simulator promises to what a real, paced run shows
-(`experiments.benches.planning.adaptation`).
+- the throughput of the plan that is best over the whole trace without any change;
+- the throughput with the best plan in each window of the trace, if it were known ahead and changes took no time.
+
+Further checks compare the gains that the simulator predicts with those of real, paced runs.
 """
 
 import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,7 @@ from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
-from planner.systems.auto.forecast import (
-    LEAST_BPS,
-    LinkSample,
-    forecast_paths,
-)
+from planner.systems.auto.forecast import LEAST_BPS, LinkSample, forecast_paths
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
 from planner.systems.deepcee.policy import DeepceePolicy
@@ -47,8 +43,8 @@ from traces.trace import LinkTrace
 
 REAL_SCENARIO = "two-regions"
 
-# Strategy of the first plan, and policy. `depth` changes only how many microbatches are in flight; the others also move
-# layers.
+# Pairs of the strategy of the first plan and the policy. `depth` changes only how many microbatches are in flight; the
+# other policies also move layers.
 GAINING = (("megatron", "depth"), ("pipedream", "depth"))
 MOVING = (("deepcee", "deepcee"), ("megatron", "auto"))
 
@@ -103,35 +99,26 @@ LEAST_GAIN = 0.98
 _ENDLESS = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class AdaptationCase:
-    """A pair of traces to run on for ``duration_s``, in a process of its own."""
-
-    pair: TracePair
-    duration_s: float
-
-
 def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Run all pairs of traces with and without policies."""
+    """Simulate all pairs of traces with and without policies, and run two regions for real unless ``quick``."""
     folder = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
     if folder is None:
         tell(f"only presets: {VARIABLE} names no folder of recorded traces")
     links = wide_area_links(choose_scenario(SCENARIO))
-    pairs = trace_pairs(folder, (links[0].bandwidth_bps, links[1].bandwidth_bps))
-    duration_s = QUICK_DURATION_S if quick else DURATION_S
-    tasks = [AdaptationCase(pair, duration_s) for pair in pairs if not quick or pair.name in QUICK_TRACES]
+    nominal_bps = (links[0].bandwidth_bps, links[1].bandwidth_bps)
+    pairs = [pair for pair in trace_pairs(folder, nominal_bps) if not quick or pair.name in QUICK_TRACES]
     rows: list[Row] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for task, row in zip(tasks, pool.map(run_task, tasks), strict=True):
+        for row in pool.map(measure_pair, pairs, repeat(QUICK_DURATION_S if quick else DURATION_S)):
             rows.append(row)
-            tell(f"{task.pair.name}: auto {row['auto_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}")
+            tell(f"{row['trace']}: auto {row['auto_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}")
     if quick:
         tell("the real runs are left out")
     return BenchResult(rows, [*checks(rows), *([] if quick else real_checks(tell))])
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """Return the checks of the gains."""
+    """Return the checks of the gains of `auto`, which are its throughput divided by that without a policy."""
     gains = [float(row["auto_gain"]) for row in rows]
     mean = math.exp(sum(map(math.log, gains)) / len(gains))
     return [
@@ -140,23 +127,22 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
-def run_task(task: AdaptationCase) -> Row:
-    """Run one pair of traces; return its row."""
-    scenario = with_traces(choose_scenario(SCENARIO), task.pair.traces)
+def measure_pair(pair: TracePair, duration_s: float) -> Row:
+    """Simulate one pair of traces for ``duration_s`` seconds without a policy and with each policy; return its row."""
+    scenario = with_traces(choose_scenario(SCENARIO), pair.traces)
     start = planned(_at_means(scenario, 0.0, FIRST_MINUTE_S))
-    plain = _run(scenario, start, None, task.duration_s)
-    deepcee = _run(scenario, start, DeepceePolicy(scenario), task.duration_s)
+    plain = _run(scenario, start, None, duration_s)
+    deepcee = _run(scenario, start, DeepceePolicy(scenario), duration_s)
     policy = AutoPolicy(scenario)
-    adapted = _run(scenario, start, policy, task.duration_s)
+    adapted = _run(scenario, start, policy, duration_s)
     rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
     others = {*policy.portfolio.plans(), *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
-    others.add(planned(_at_means(scenario, 0.0, task.duration_s)))
-    static_per_s, known_ahead_per_s = _hindsight(
-        scenario, [start, *sorted(others - {start}, key=repr)], rates["p"], task.duration_s
-    )
+    others.add(planned(_at_means(scenario, 0.0, duration_s)))
+    plans = [start, *sorted(others - {start}, key=repr)]
+    static_per_s, known_ahead_per_s = _hindsight(scenario, plans, rates["p"], duration_s)
     return {
-        "trace": task.pair.name,
-        "scaled": "yes" if task.pair.scaled else "no",
+        "trace": pair.name,
+        "scaled": "yes" if pair.scaled else "no",
         "none_per_s": rates["p"],
         "deepcee_per_s": rates["d"],
         "auto_per_s": rates["a"],
@@ -181,7 +167,7 @@ def wide_area_links(scenario: Scenario) -> list[Link]:
 
 
 def with_traces(scenario: Scenario, traces: Sequence[LinkTrace]) -> Scenario:
-    """Return the scenario with a trace on each link between regions, both directions alike."""
+    """Return the scenario with a trace on each link between regions, the same in both directions."""
     by_ends = {
         frozenset((link.source, link.target)): trace
         for link, trace in zip(wide_area_links(scenario), traces, strict=True)
@@ -197,7 +183,7 @@ def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: floa
 
 
 def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """Return the scenario with constant links, at the means of their traces from ``start_s`` to ``end_s``."""
+    """Return the scenario with constant links, whose rates and latencies are means from ``start_s`` to ``end_s``."""
     links = []
     for link in scenario.cluster.links:
         if link.trace is not None:
@@ -216,10 +202,10 @@ def _latency_s(link: Link, moment_s: float) -> float:
 
 
 def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> tuple[float, float]:
-    """Judge plans on the whole trace; the first one, the starting plan, was simulated already.
+    """Return the throughput with the best plan of the whole trace, and with the best plan of each window, samples/s.
 
-    Return two rates in samples per second: the simulated one of the plan that is best over the whole trace; and that
-    of the best plan in each window, which is the first rate times the gain that the evaluator predicts.
+    The first throughput is simulated. The second is the first times the gain that the evaluator predicts from changing
+    plans. ``start_per_s`` is the throughput of the first plan, which has been simulated already.
     """
     windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
 

@@ -1,16 +1,14 @@
-"""The traces on which adaptation is measured, recorded ones and presets, as each set is played on two links.
+"""Returns the pairs of traces, recorded ones and presets, on which the bench of adaptation runs.
 
-Sets of recorded data, in the folder that ``ROPEBRIDGE_TRACES`` names:
+The folder that ``ROPEBRIDGE_TRACES`` names can hold these recorded data:
 
-- ``wanify``: rates between eight AWS regions that were measured again and again, numbered and without times. Assumed:
-  `WANIFY_INTERVAL_S` from one number to the next. Every `EVERY`-th pair of those measured at least `LEAST_MEASURED`
-  times, by name; the second link has the pair's other direction.
-- ``fcc``: fixed broadband in the United States, every `EVERY`-th by name; the second link has the file after it. Files
-  are shorter than an hour and start again.
-- ``netlatency``: round trips between end devices in Seattle, `EVERY`-th pairs; links keep their nominal rates. The
-  second link has the next pair. Assumed: `SEATTLE_INTERVAL_S`, three hours over 688 slices.
-
-Not played: Skyplane's and DT-FM's figures are one for each pair, and PlanetLab's round trips one matrix: no series.
+- ``wanify``: repeated measurements of the rates between eight AWS regions, numbered but without times. Assumed:
+  `WANIFY_INTERVAL_S` from one number to the next. Of the pairs of regions with at least `LEAST_MEASURED` measurements,
+  sorted by name, every `EVERY`-th is used; the second link has the pair's other direction.
+- ``fcc``: rates of fixed broadband in the United States. Of the files, sorted by name, every `EVERY`-th is used; the
+  second link has the next file. Files are shorter than an hour and start again.
+- ``netlatency``: round trips between end devices in Seattle. Every ``EVERY ** 2``-th pair of devices is used, on links
+  with their nominal rates; the second link has the next pair. Assumed: `SEATTLE_INTERVAL_S`, 3 hours in 688 slices.
 """
 
 import csv
@@ -34,7 +32,7 @@ WANIFY_INTERVAL_S = 6.0
 SEATTLE_INTERVAL_S = 3 * 3600 / 688
 SEEDS = (11, 12)
 
-# A set's traces are not scaled where their mean is within this factor of the link's nominal rate.
+# A pair of traces is scaled unless the mean of its rates is within this factor of the links' nominal rates.
 SCALE_FITS = 4.0
 
 
@@ -43,9 +41,9 @@ class TracePair:
     """The traces of two links during one run; both directions of a link have the same trace.
 
     Attributes:
-        name: Name of set and trace.
-        traces: Traces of the first link and of the second.
-        scaled: Whether both were scaled to the nominal rates.
+        name: Name of the data set and of the trace.
+        traces: Traces of the first and of the second link.
+        scaled: Whether both were scaled to the links' nominal rates.
     """
 
     name: str
@@ -54,7 +52,7 @@ class TracePair:
 
 
 def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
-    """Yield all pairs of traces: presets, and the recorded ones in the folder, if there is one."""
+    """Yield all pairs of traces for links with two nominal rates: presets, and those recorded in a folder, if any."""
     for name in PRESETS:
         first, second = (preset(name, duration_s=DURATION_S, seed=seed) for seed in SEEDS)
         yield _fitted(f"preset {name}", first, second, nominal_bps)
@@ -66,7 +64,7 @@ def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterat
 
 
 def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
-    """Return the pair; where the rates of the set do not fit the links, each trace is scaled to its link's rate."""
+    """Return the pair of traces; scale each to its link's nominal rate if their rates are far from it."""
     ratio = (first.mean_bps + second.mean_bps) / sum(nominal_bps)
     if 1 / SCALE_FITS <= ratio <= SCALE_FITS:
         return TracePair(name, (first, second), scaled=False)

@@ -1,7 +1,6 @@
-"""Families of pipelines to schedule: uniform and unlike stages, slow hops, memory that differs, unequal microbatches.
+"""Generates pipelines to schedule, in families: equal and unequal stages, slow links, unequal memory or microbatches.
 
-The unit of time is about a tenth of an action, the unit of memory a microbatch of size 1. Every size of an instance has
-its own seed.
+An action, forward or gradient, takes about 10 units of time; a microbatch of size 1 takes one unit of memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from planner.schedules.kernel.problem import Floats, SchedulingProblem
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds that one stage, and the link behind it, take for a microbatch of size 1; latency is per transfer."""
+    """Seconds that a stage and the link to the next stage take for a microbatch of size 1; latency is per transfer."""
 
     forward_s: float = 1.0
     backward_input_s: float = 1.0
@@ -25,12 +24,13 @@ class Times:
 
 
 def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence[float] | float) -> SchedulingProblem:
-    """Return a pipeline with one stage a worker.
+    """Return the scheduling problem of a pipeline with one stage a worker.
 
     Args:
         stages: Times of each stage.
         sizes: Size of each microbatch: its time and memory are this many times those of a microbatch of size 1.
-        memory: Most microbatches of size 1 that each worker can hold between the start of F and the end of W.
+        memory: Most microbatches of size 1 that each worker can hold, from the start of a microbatch's forward to the
+            end of its weight gradient.
     """
 
     def scaled(name: str, count: int) -> Floats:
@@ -56,10 +56,7 @@ def problem_of(stages: Sequence[Times], sizes: Sequence[float], memory: Sequence
 
 
 def family(name: str, stages: int, microbatches: int, memory: int, seed: int = 0) -> SchedulingProblem:
-    """Return the instance of one of `FAMILIES` for a seed, with one stage a worker.
-
-    A worker can hold ``memory`` microbatches.
-    """
+    """Return one of `FAMILIES`, drawn with a seed; each stage has a worker, which can hold ``memory`` microbatches."""
     random = Random(seed + 100 * stages + microbatches)
     times, memories, sizes = FAMILIES[name](random, stages), [memory] * stages, [1] * microbatches
     if name == "unequal memory":

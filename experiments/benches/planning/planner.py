@@ -1,23 +1,21 @@
-"""Runs every strategy on the fleets of the published planners: how long it searches, and how good its plan is.
+"""Measures how long every strategy searches on the fleets of the published planners, and how good its plan is.
 
-Plans are scored by the closed form by which planners were compared in publications
-(experiments/benches/sailor/closed_form.py), and by our own evaluator. Each strategy runs in its own process, which has
-planned for a few nodes before, so that nothing is compiled while time is taken; the time includes the checks of
-`make_plan`.
+Plans are scored by the closed form with which planners were compared in publications
+(experiments/benches/sailor/closed_form.py), and by ropebridge's evaluator. A strategy first plans for a few nodes, so
+that nothing is compiled while its time is taken. The time includes the checks of `make_plan`.
 
-The published planners searched by the closed form. For a fair comparison with their figures, ours searches twice: by
-its own evaluator, as users get it, and by the closed form.
+The published planners searched by the closed form. For a fair comparison with their figures, strategy `auto` searches
+twice: by ropebridge's evaluator, as users get it, and by the closed form.
 """
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import inf
 from multiprocessing.connection import Connection
 from time import perf_counter
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from experiments.benches.planning.planner_fleets import (
@@ -49,10 +47,10 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class LimitedProcess(Generic[Task, Result]):
-    """Context manager that carries out tasks one after the other in another process.
+    """A context manager that carries out tasks one after the other in another process, each with a time limit.
 
     Args:
-        work: Turns a task into its result; a module-level function. Tasks and results are pickled.
+        work: A module-level function that takes a task and returns the result; both are pickled.
     """
 
     def __init__(self, work: Callable[[Task], Result]) -> None:
@@ -62,17 +60,15 @@ class LimitedProcess(Generic[Task, Result]):
         self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def result(self, task: Task, limit_s: float) -> Result:
-        """Return the result of a task; the first task's limit includes the start of the process.
+        """Return the result of a task; the limit of the first task includes the start of the process.
 
         Raises:
-            TimeoutError: It takes longer than the limit, seconds.
-            ChildProcessError: The process ended before it was done; the message has its output.
+            TimeoutError: The task takes longer than ``limit_s`` seconds.
+            ChildProcessError: The process ended before the task was done.
         """
         self._ours.send(task)
         try:
@@ -111,8 +107,8 @@ OURS = "auto"
 OURS_BY_CLOSED_FORM = "auto, by the closed form"
 WIDE = "1,024 GPUs in 16 regions"
 
-# Time limit of a strategy on a fleet, for its search and for scoring its plan. Some recurrences grow with the square of
-# the number of devices.
+# Time limit of a strategy on a fleet, for its search and for scoring its plan. The time of some strategies grows with
+# the square of the number of devices.
 LIMIT_S, QUICK_LIMIT_S = 120.0, 20.0
 
 # Time limit of a search over 1,024 devices.
@@ -125,7 +121,7 @@ WARM_UP_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class PlannerCase:
-    """A strategy on a fleet; without a fleet, on a thousand devices over wide-area links."""
+    """A strategy to measure on a fleet, or on a thousand devices over wide-area links if ``fleet`` is None."""
 
     strategy: str
     fleet: PublishedFleet | None
@@ -133,27 +129,36 @@ class PlannerCase:
 
 
 def measure_planner(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
-    """Let every strategy plan for every fleet, and ours for a thousand devices; quickly, only for the smallest fleet.
+    """Let every strategy plan for every fleet, and `auto` for a thousand devices; ``quick`` takes the smallest fleet.
 
     Raises:
-        InputError: Nothing names the files of what was measured of model and network, or one is malformed.
+        InputError: No option or variable names the measured files of model and network, or a file is malformed.
     """
     found = files or find_measured_files()
-    read_judge_tables(found.times, found.sizes, found.network, found.model_name, ZONE)
+    read_judge_tables(found, ZONE)
     fleets = PUBLISHED_FLEETS[:1] if quick else PUBLISHED_FLEETS
-    rows = [_published_row(fleet) for fleet in fleets]
+    rows = [
+        _row(
+            fleet.name,
+            "best published planner, carried over",
+            fleet.published_search_s,
+            judge_per_s=fleet.published_per_s,
+            fits="yes",
+        )
+        for fleet in fleets
+    ]
     limit_s = QUICK_LIMIT_S if quick else LIMIT_S
     given_up: dict[str, str] = {}
     with LimitedProcess(plan_and_score) as process:
         for task in _tasks(fleets, found, quick):
             tell(f"{_name(task)}: {task.strategy}")
             if task.strategy in given_up:
-                rows.append(_row(task, problem=given_up[task.strategy]))
+                rows.append(_row(_name(task), task.strategy, problem=given_up[task.strategy]))
                 continue
             try:
                 rows.append(process.result(task, limit_s))
             except (TimeoutError, ChildProcessError) as error:
-                rows.append(_row(task, problem=str(error)))
+                rows.append(_row(_name(task), task.strategy, problem=str(error)))
                 given_up[task.strategy] = f"{error}, on a smaller fleet already"
     return BenchResult(rows, list(_checks(rows, fleets)))
 
@@ -168,24 +173,23 @@ def _tasks(fleets: Sequence[PublishedFleet], files: MeasuredFiles, quick: bool) 
 
 
 def plan_and_score(task: PlannerCase) -> Row:
-    """Return the row of a strategy on a fleet; if the strategy finds no plan, the row says why."""
-    scenario = _scenario(task.fleet, task.files)
+    """Return the row of a strategy on a fleet; if the strategy finds no plan, the row gives the reason."""
+    scenario, row = _scenario(task.fleet, task.files), partial(_row, _name(task), task.strategy)
     _warm_up(task.strategy, task.files)
     start_s = perf_counter()
     try:
         plan = _plan(task, scenario)
     except InputError as error:
-        return _row(task, search_s=perf_counter() - start_s, problem=str(error))
+        return row(perf_counter() - start_s, problem=str(error))
     search_s = perf_counter() - start_s
     ours_per_s = 1 / step_time_s(plan, scenario)
     if task.fleet is None:
-        return _row(task, search_s=search_s, ours_per_s=ours_per_s)
+        return row(search_s, ours_per_s)
     try:
         verdict = judge(plan, scenario, _tables(task.files))
     except InputError as error:
-        return _row(task, search_s=search_s, ours_per_s=ours_per_s, problem=str(error))
-    fits = "yes" if verdict.fits else "no"
-    return _row(task, search_s=search_s, judge_per_s=1 / verdict.iteration_s, ours_per_s=ours_per_s, fits=fits)
+        return row(search_s, ours_per_s, problem=str(error))
+    return row(search_s, ours_per_s, 1 / verdict.iteration_s, "yes" if verdict.fits else "no")
 
 
 def _plan(task: PlannerCase, scenario: Scenario) -> Plan:
@@ -204,7 +208,7 @@ def _plan(task: PlannerCase, scenario: Scenario) -> Plan:
 
 @cache
 def _tables(files: MeasuredFiles) -> JudgeTables:
-    return read_judge_tables(files.times, files.sizes, files.network, files.model_name, ZONE)
+    return read_judge_tables(files, ZONE)
 
 
 @cache
@@ -216,9 +220,9 @@ def _scenario(fleet: PublishedFleet | None, files: MeasuredFiles) -> Scenario:
 
 @cache
 def _warm_up(strategy: str, files: MeasuredFiles) -> None:
-    """Compile what the strategy and the evaluator need, on another model, since times are cached by model."""
+    """Plan and evaluate for a few nodes, which compiles the code of the strategy and of the evaluator."""
     scenario = fleet_scenario("warm-up", WARM_UP.a100, WARM_UP.v100, WARM_UP_BATCH, files)
-    # A strategy that finds no plan for the few nodes has compiled what it could.
+    # The strategy may find no plan for the few nodes.
     with suppress(InputError):
         step_time_s(make_plan(OURS if strategy == OURS_BY_CLOSED_FORM else strategy, scenario), scenario)
 
@@ -228,33 +232,22 @@ def _name(task: PlannerCase) -> str:
 
 
 def _row(
-    task: PlannerCase,
+    fleet: str,
+    strategy: str,
     search_s: float = 0.0,
-    judge_per_s: float = 0.0,
     ours_per_s: float = 0.0,
+    judge_per_s: float = 0.0,
     fits: str = "",
     problem: str = "",
 ) -> Row:
     return {
-        "fleet": _name(task),
-        "strategy": task.strategy,
+        "fleet": fleet,
+        "strategy": strategy,
         "search_s": search_s,
         "judge_per_s": judge_per_s,
         "ours_per_s": ours_per_s,
         "fits_judge": fits,
         "problem": problem,
-    }
-
-
-def _published_row(fleet: PublishedFleet) -> Row:
-    return {
-        "fleet": fleet.name,
-        "strategy": "best published planner, carried over",
-        "search_s": fleet.published_search_s,
-        "judge_per_s": fleet.published_per_s,
-        "ours_per_s": 0.0,
-        "fits_judge": "yes",
-        "problem": "",
     }
 
 
@@ -279,5 +272,5 @@ def _checks(rows: Sequence[Row], fleets: Sequence[PublishedFleet]) -> Iterator[C
 
 
 def _search_s(row: Row) -> float:
-    """Return the seconds of a search that found a plan, and infinity for one that found none."""
+    """Return the duration of a search that found a plan, seconds; infinity for a search that found none."""
     return float(row["search_s"]) if row["ours_per_s"] else inf

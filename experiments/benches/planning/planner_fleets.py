@@ -1,4 +1,4 @@
-"""The fleets of the planner bench: the published ones of one zone, and a thousand GPUs of sixteen regions."""
+"""The fleets of the planner bench: the published fleets in one zone, and a thousand GPUs in sixteen regions."""
 
 from dataclasses import dataclass
 from itertools import combinations, cycle
@@ -17,12 +17,12 @@ from planner.scenario.training import Optimizer, Training
 
 ZONE = "us-central1-a"
 
-# Assumed: number of GPUs of a node. The source's tables have nodes of 1, 2 and 4.
+# Assumed: number of GPUs of a node. The published measurements have nodes of 1, 2 and 4 GPUs.
 NODE_GPUS = 4
 
 GLOBAL_BATCH = 1024
 
-# GPU kinds, which the regions have in turn, from data centre to workstation.
+# The regions take these GPU kinds in turn.
 WIDE_KINDS = ("a100-40", "v100-16", "rtx-3090", "titan-rtx")
 WIDE_REGIONS, WIDE_HOSTS, WIDE_HOST_GPUS = 16, 8, 8
 # Assumed: 200 Gbit/s inside a host (PCIe 4.0), 25 Gbit/s for a host's interface, and a fabric that never limits.
@@ -39,9 +39,9 @@ class PublishedFleet:
     Attributes:
         a100: Number of GPUs of kind A100-40.
         v100: Number of GPUs of kind V100-16.
-        published_per_s: Iterations per second of the best published planner's plan, by the closed-form judge.
+        published_per_s: Iterations per second of the best published planner's plan, by the closed form.
         published_search_s: Seconds that this planner searched.
-        bar_per_s: Iterations per second of the best plan known: splits of unequal layers by brute force.
+        bar_per_s: Iterations per second that a plan must reach: those of the best plan known, found by brute force.
         bar_search_s: Most seconds that a search may take.
     """
 
@@ -54,7 +54,7 @@ class PublishedFleet:
 
     @property
     def name(self) -> str:
-        """Describe the fleet in words."""
+        """Return the fleet's numbers of GPUs as text."""
         return f"{self.a100} A100-40 + {self.v100} V100-16"
 
 
@@ -66,13 +66,11 @@ PUBLISHED_FLEETS = (
 
 
 def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: MeasuredFiles) -> Scenario:
-    """Return the training of the measured model on whole nodes of two kinds, in fp32 with Adam.
+    """Return a scenario that trains the measured model on whole nodes of two kinds, in fp32 with Adam.
 
     As in the closed form, compute and transfers share one stream, and each device holds the framework's bytes. The
-    closed form counts more copies of a parameter than training needs, so a plan can fit here but not there.
-
-    Raises:
-        InputError: A file is missing or malformed.
+    closed form counts more copies of a parameter than training needs, so a plan that fits into memory by ropebridge's
+    evaluator may not fit by the closed form.
     """
     groups = tuple(
         NodeGroup(kind, gpus // NODE_GPUS, NODE_GPUS) for kind, gpus in (("A100-40", a100), ("V100-16", v100))
@@ -90,11 +88,7 @@ def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: Me
 
 
 def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
-    """Return 1,024 GPUs of four kinds in sixteen regions, with slow links of random rate and latency between them.
-
-    Raises:
-        InputError: A file is missing or malformed.
-    """
+    """Return a scenario of 1,024 GPUs of four kinds in 16 regions, over slow links of random rates and latencies."""
     random = np.random.default_rng(seed)
     regions = [f"region-{number}" for number in range(WIDE_REGIONS)]
     devices = tuple(

@@ -1,7 +1,7 @@
-"""Compares the schedules with each other, with lower bounds, and with the proved optimum.
+"""Compares the makespans of the schedules with each other, with lower bounds, and with the optimum.
 
-CP-SAT proves the optimum where its time limit suffices, and otherwise a bound; ratios are to what is proved. Where
-microbatches are unequal their order is free too, so that only small instances can be proved.
+CP-SAT proves the optimum of an instance if its time limit suffices; ratios are over these instances. The order of
+unequal microbatches is free, so that only small instances of them can be proved.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from planner.schedules.one_f_one_b import one_f_one_b
 from planner.schedules.optimal import solve
 from planner.schedules.zero_bubble import zb_h1, zb_h2
 
-# Number of stages, number of microbatches, and how many microbatches a stage's memory holds.
+# Number of stages, number of microbatches, and number of microbatches that fit into a stage's memory.
 SHAPES = (
     (4, 8, 4),
     (4, 8, 6),
@@ -41,11 +41,11 @@ QUICK_SHAPES = ((4, 8, 4), (4, 16, 6), (8, 16, 8))
 SMALL_SHAPES = ((2, 6, 3), (3, 5, 3))
 LIMIT_S, QUICK_LIMIT_S = 10.0, 2.0
 
-# One-way latency to the share of the ideal throughput, for 4 equal stages and 32 microbatches, F = I = W = 1. The first
-# two columns are 1F1B with depths P - s and 2(P - s) - 1; the last two split the backward into I and W, with depths
-# P - s and depths that hide the round trip. In the runs that gave these figures, a worker that became free at the very
-# moment of an arrival did not see that arrival; if it does, the last two columns are 0.970, 0.970 at latency 0 and
-# 0.780, 0.897 at latency 1.
+# Published shares of the ideal throughput by one-way latency, for P = 4 equal stages and 32 microbatches; forward F,
+# input gradient I and weight gradient W take 1 s each. The first two columns are 1F1B with depths (microbatches in
+# flight) of P - s and of 2(P - s) - 1 in stage s. The last two split the backward into I and W, with depths P - s and
+# with depths that hide the round trip. In the published runs a worker that became free at the very moment of an arrival
+# did not see that arrival; with it the last two columns are 0.970, 0.970 at latency 0 and 0.780, 0.897 at latency 1.
 LATENCY_SHARES = {
     0: (0.914, 0.914, 0.950, 0.950),
     1: (0.611, 0.865, 0.750, 0.889),
@@ -65,7 +65,7 @@ WORST_SHARE_DIFFERENCE = 0.01
 
 
 def latency_problems(latency_s: float) -> tuple[SchedulingProblem, SchedulingProblem, SchedulingProblem]:
-    """Return 4 equal stages with F = I = W = 1 s at depths P - s, 2(P - s) - 1, and depths that hide the round trip."""
+    """Return the scheduling problems of `LATENCY_SHARES`: depths P - s, 2(P - s) - 1, and the round trip hidden."""
     stages = range(LATENCY_STAGES)
     problem = problem_of([Times(latency_s=latency_s)] * len(stages), [1] * LATENCY_MICROBATCHES, np.inf)
     shallow = [len(stages) - stage for stage in stages]
@@ -77,7 +77,7 @@ def latency_problems(latency_s: float) -> tuple[SchedulingProblem, SchedulingPro
 
 
 def latency_shares(latency_s: float) -> tuple[float, ...]:
-    """Return the shares of the ideal throughput that `LATENCY_SHARES` gives, by the dynamic rule."""
+    """Return the shares of the ideal throughput, in the columns of `LATENCY_SHARES`, that the dynamic order reaches."""
     shallow, deep, hiding = latency_problems(latency_s)
     ideal_s = 3.0 * LATENCY_MICROBATCHES
     cases = ((shallow, False), (deep, False), (shallow, True), (hiding, True))
@@ -94,9 +94,9 @@ def _instances(quick: bool) -> Iterator[tuple[str, tuple[int, int, int], Schedul
 
 
 def measure_schedules(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Time the orders of all schedules on all instances, and reproduce the table of latencies."""
+    """Compare all schedules on all instances, and reproduce the published table of latencies."""
     limit_s = QUICK_LIMIT_S if quick else LIMIT_S
-    # Load or compile the compiled schedulers, for equal and for unequal microbatches.
+    # The first call compiles the schedulers.
     portfolio(family("unequal microbatches", 3, 6, 3))
     rows: list[Row] = []
     for name, (stages, microbatches, memory), problem in _instances(quick):
@@ -165,7 +165,7 @@ def _depth(problem: SchedulingProblem, stage: int, factor: int) -> int:
 
 
 def _timed(schedule: Callable[[SchedulingProblem], Orders], problem: SchedulingProblem) -> tuple[float, float]:
-    """Return the makespan of a schedule, and the least of three times that making it took; seconds."""
+    """Return the makespan of a schedule and the search time, the least of three, in seconds."""
     taken_s = []
     for _ in range(3):
         began_s = perf_counter()

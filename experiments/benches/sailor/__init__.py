@@ -1,1 +1,1 @@
-"""The measured runs published in eth-easl/sailor, and the simulator's error on them."""
+"""Reads the measurements published in github.com/eth-easl/sailor, and measures the simulator's errors on them."""

@@ -1,7 +1,7 @@
-"""Compares simulated step times and peak memory with measured runs, after constants are fitted to half of them.
+"""Compares simulated step times and peak memory with those of measured runs.
 
-The constants of `Calibration` are fitted to every other run and checked on the rest; since a split can be lucky, they
-are fitted to many random halves as well.
+The constants of `Calibration` are fitted to every other run and checked on the remaining runs. Since one such split can
+be lucky, the constants are also fitted to many random halves.
 """
 
 import random
@@ -24,21 +24,19 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants of training on GPUs with one stream for compute and communication.
+    """Fitted constants of training on GPUs with one stream for compute and communication.
 
-    The defaults are the least mean absolute relative error on half of eth-easl/sailor's 15 measured runs of OPT-350M
-    on GH200 nodes of 4 GPUs (DeepSpeed's pipeline engine, fp32, Adam); `ropebridge bench accuracy` fits them anew and
+    The defaults have the least mean absolute relative error on half of eth-easl/sailor's 15 measured runs of OPT-350M
+    on GH200 nodes of 4 GPUs (DeepSpeed's pipeline engine, fp32, Adam). `ropebridge bench accuracy` fits them anew and
     checks them on the other half.
 
     Attributes:
-        network_share: Rate that training gets between two nodes, for activations and all-reduces, as a share of the
-            rate that a benchmark measured on the idle network: four GPUs of a node send at once, next to other jobs,
-            in ranks that are never quite in step.
-        framework_bytes: Memory of a GPU that belongs to no tensor of training: the CUDA context, the buffers of
-            NCCL's communicators (3 to 4 GB together, as another framework reported on the same machines), the
-            allocator's reserve.
-        workspace_share: Memory that the backward of one layer takes while it runs, relative to the layer's saved
-            activations: a gradient for each of them, and temporaries of softmax, dropout and loss of the same size.
+        network_share: Rate of activations and all-reduces between two nodes, as a share of the rate that a benchmark
+            measured on the idle network. In training the four GPUs of a node share the network with other jobs.
+        framework_bytes: Memory of a GPU that holds no tensor of training: the CUDA context and the buffers of NCCL (3
+            to 4 GB together, as another framework reported on the same machines), and the allocator's reserve.
+        workspace_share: Memory that the backward of a layer takes while it runs, relative to the layer's saved
+            activations: their gradients, and temporaries of softmax, dropout and loss of the same size.
     """
 
     network_share: float = 0.77
@@ -59,11 +57,11 @@ class Calibration:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Values of the constants that are tried.
+# The values that `fit` tries.
 SHARES = np.linspace(0.3, 1.0, 141).round(3)
 WORKSPACE_SHARES = np.linspace(0.0, 5.0, 51).round(1)
 
-# Network shares that are simulated; in between, step times are nearly linear in 1/share, as transfer times are.
+# Network shares that are simulated. Step times are interpolated in 1/share, which transfer times are proportional to.
 SIMULATED_SHARES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)
 
 
@@ -72,11 +70,11 @@ class Evidence:
     """Measured step times and memory of the runs, and the simulator's for several values of the constants.
 
     Attributes:
-        measured_s: Measured step time, seconds, [runs].
-        simulated_s: Simulated step time at each of `SIMULATED_SHARES`, seconds, [runs, shares].
-        measured_bytes: Measured memory of the fullest device, [runs].
+        measured_s: Measured step time, seconds, shape (runs,).
+        simulated_s: Simulated step time at each of `SIMULATED_SHARES`, seconds, shape (runs, shares).
+        measured_bytes: Measured memory of the fullest device, shape (runs,).
         tensors_bytes: Computed memory of the fullest device at each of `WORKSPACE_SHARES`, without the framework's
-            bytes, [runs, workspaces].
+            bytes, shape (runs, workspace shares).
     """
 
     measured_s: Floats
@@ -84,17 +82,12 @@ class Evidence:
     measured_bytes: Floats
     tensors_bytes: Floats
 
-    @property
-    def runs(self) -> int:
-        """Return the number of runs."""
-        return len(self.measured_s)
-
     def step_errors(self, calibration: Calibration) -> Floats:
-        """Return simulated over measured step time, less 1, [runs]."""
+        """Return the relative error of the simulated step time, shape (runs,)."""
         return _step_errors(self, np.array([calibration.network_share]))[:, 0]
 
     def memory_errors(self, calibration: Calibration) -> Floats:
-        """Return modelled over measured memory, less 1, [runs]."""
+        """Return the relative error of the computed memory, shape (runs,)."""
         at_share = [np.interp(calibration.workspace_share, WORKSPACE_SHARES, row) for row in self.tensors_bytes]
         return (np.array(at_share) + calibration.framework_bytes) / self.measured_bytes - 1
 
@@ -111,14 +104,14 @@ def fit(evidence: Evidence, runs: Sequence[int] | Ints) -> Calibration:
 
 
 def _step_errors(evidence: Evidence, shares: Floats) -> Floats:
-    """Return the relative errors of the step time, [runs, shares]."""
+    """Return the relative error of the simulated step time for each network share, shape (runs, shares)."""
     known = 1 / np.array(SIMULATED_SHARES)
     times_s = np.array([np.interp(1 / shares, known, row) for row in evidence.simulated_s])
     return times_s / evidence.measured_s[:, None] - 1
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:
-    """Return the value c for which the sum of weights · |values - c| is least."""
+    """Return the weighted median: the value c with the least sum of ``weights * abs(values - c)``."""
     order = values.argsort()
     cumulated = weights[order].cumsum()
     return float(values[order][np.searchsorted(cumulated, cumulated[-1] / 2)])
@@ -132,12 +125,12 @@ MOST_CONSTANTS = 3
 RANDOM_HALVES = 200
 LEAST_RUNS = 4
 
-# Every step fills an empty pipeline, since the step before ended with an update; a second step shows that.
+# Two steps suffice: the update at the end of a step empties the pipeline, so that all further steps are equal.
 STEPS = 2
 
 
 def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFiles | None = None) -> BenchResult:
-    """Simulate every measured run and compare; this takes seconds, and ``quick`` changes nothing.
+    """Simulate every measured run, and compare; ``quick`` changes nothing, since this takes seconds.
 
     Raises:
         InputError: No option or variable names the measured files, there are too few runs, or a file is malformed.
@@ -147,7 +140,7 @@ def measure_accuracy(quick: bool, tell: Callable[[str], None], files: MeasuredFi
     runs = read_sailor_runs(found.runs, model, SailorNetwork(found.network))
     if len(runs) < LEAST_RUNS:
         raise InputError(
-            f"{len(runs)} measured runs", where=str(found.runs), valid=f"{LEAST_RUNS} or more: half are fitted"
+            f"{len(runs)} measured runs are too few", where=str(found.runs), valid=f"give {LEAST_RUNS} or more"
         )
     evidence = _evidence(runs, tell)
     fitted, held_out = range(0, len(runs), 2), range(1, len(runs), 2)
@@ -202,11 +195,11 @@ def _constants(calibration: Calibration) -> dict[str, float]:
 
 def _random_halves(evidence: Evidence) -> list[Row]:
     """Fit to random halves of the runs; return quantiles of the constants and of the errors on the other halves."""
-    rng = random.Random(0)
+    rng, count = random.Random(0), len(evidence.measured_s)
     columns = []
     for _ in range(RANDOM_HALVES):
-        chosen = sorted(rng.sample(range(evidence.runs), evidence.runs // 2))
-        others = np.setdiff1d(np.arange(evidence.runs), chosen)
+        chosen = sorted(rng.sample(range(count), count // 2))
+        others = np.setdiff1d(np.arange(count), chosen)
         calibration = fit(evidence, chosen)
         step_error = np.abs(evidence.step_errors(calibration)[others]).mean()
         memory_error = np.abs(evidence.memory_errors(calibration)[others]).mean()

@@ -1,18 +1,18 @@
-"""A published closed-form judge of plans: the iteration time that eth-easl/sailor's simulator gives, restated.
+"""Computes the iteration time of a plan by the closed form of Sailor's simulator (github.com/eth-easl/sailor).
 
-With m microbatches in a pipeline, and c and t the seconds that a stage computes and transfers for each of them::
+With m microbatches in a pipeline, and c and t the seconds that a stage computes and transfers for one microbatch::
 
-    iteration = worst pipeline of (m - 1) * max over stages (c + t) + sum of t + sum of c + update
-              + worst stage's ring all-reduce
+    iteration = max over pipelines ((m - 1) * max over stages (c + t) + sum of t + sum of c + update)
+              + max over stages (ring all-reduce)
 
-It assumes what the planners that were compared by it assume: all tensors in 32 bits, Adam, one zone, and no overlap.
-Its quirks are kept: the last stage's transfer is twice its gradient, the first's one activation, or two with
-more than three stages; a stage's update is its first layer's.
+The closed form assumes 32-bit tensors, Adam, one zone, and no overlap of compute and transfers. As in Sailor, the last
+stage's transfer is twice its gradient; the first stage's is one activation, or two with more than three stages; the
+time of a stage's update is that of its first layer.
 
-Features of a plan that it cannot express are taken at their worst: the largest microbatch of a pipeline stands for all,
-and the replica with the most samples, or of the slowest kind, for its stage. Each pipeline has the plan's number of
-microbatches, where the published form has one number for all. Where pipelines are cut differently, each range of layers
-that the same stages hold is summed in its own ring, one ring after the other.
+Where a plan has features that the form does not express, the worst case counts: the largest microbatch of a pipeline
+stands for all, and the replica with the most samples, or of the slowest kind, for its stage. Each pipeline has its own
+number of microbatches. If pipelines divide the layers differently, each range of layers that the same stages hold has a
+ring of its own, and the rings run one after the other.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
 BYTES_PER_VALUE = 4
-# Bytes of a parameter with its gradient, Adam's two moments and two further copies, by the published rule.
+# Bytes that Sailor counts for a parameter with its gradient, Adam's two moments and two further copies.
 STATE_BYTES_PER_PARAMETER = 24
 FRAMEWORK_BYTES = 2_000_000_000
 SHARDED_FRAMEWORK_BYTES = 3_000_000_000
@@ -35,14 +35,9 @@ BUCKET_BYTES = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormResult:
-    """The parts of an iteration, and whether every replica fits into memory.
+    """The parts of an iteration time: compute with bubbles, transfers and update of the slowest pipeline; all-reduces.
 
-    Attributes:
-        compute_s: Compute and bubbles of the slowest pipeline, seconds.
-        transfer_s: Transfers of the slowest pipeline, seconds.
-        update_s: Update of the slowest pipeline, seconds.
-        sync_s: All-reduces of the gradients, seconds.
-        fits: Whether every replica fits into memory by the published rule, which differs from ours.
+    ``fits`` tells whether every replica fits into memory by Sailor's rule, which differs from ropebridge's.
     """
 
     compute_s: float
@@ -53,7 +48,7 @@ class ClosedFormResult:
 
     @property
     def iteration_s(self) -> float:
-        """Return the seconds of one training step."""
+        """Return the duration of one training step, seconds."""
         return self.compute_s + self.transfer_s + self.update_s + self.sync_s
 
 
@@ -61,7 +56,7 @@ def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResu
     """Evaluate a plan by the closed form.
 
     Raises:
-        InputError: The tables have nothing on a device kind, a degree of tensor parallelism or a pair of nodes.
+        InputError: The tables lack a device kind, a degree of tensor parallelism or a pair of nodes of the plan.
     """
     parts = [_pipeline_parts(pipeline, scenario, tables) for pipeline in plan.pipelines]
     compute_s, transfer_s, update_s = max(parts, key=sum)
@@ -88,7 +83,7 @@ def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables)
 def _nodes(
     stage: Stage, microbatches: Sequence[int], scenario: Scenario, tables: JudgeTables
 ) -> Iterator[tuple[Node, int]]:
-    """Return each replica as a node of the tables, with the most samples that it takes of a microbatch."""
+    """Yield each replica of a stage as a node of the tables, with the most samples that it takes of a microbatch."""
     for replica, samples in zip(stage.replicas, stage.most_samples(set(microbatches)), strict=True):
         yield _node(replica, scenario, tables), samples
 
@@ -98,7 +93,7 @@ def _node(replica: Replica, scenario: Scenario, tables: JudgeTables) -> Node:
 
 
 def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: JudgeTables) -> float:
-    """Return the seconds of a stage's transfers for a microbatch, by the published rule."""
+    """Return the seconds of a stage's transfers for a microbatch, counted as in the module's docstring."""
     stages = pipeline.stages
     if len(stages) == 1:
         return 0.0
@@ -163,7 +158,7 @@ def _buckets(size_bytes: float) -> Iterable[float]:
 
 
 def _message_s(source: Node, target: Node, size_bytes: float, tables: JudgeTables) -> float:
-    """Return the seconds of a message at the polynomial's rate for its size; infinity where that rate is negative."""
+    """Return the seconds of a message at the rate of the measured curve; infinity if the curve is not above zero."""
     if not size_bytes:
         return 0.0
     curve = tables.network.curve(source, target)
@@ -183,7 +178,7 @@ def _fits(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> bool:
 
 
 def _needed_bytes(stage: Stage, replica: Replica, samples: int, tables: JudgeTables) -> float:
-    """Return the bytes on each device of a replica that saves activations of ``samples`` samples."""
+    """Return the bytes that Sailor counts on each device of a replica with saved activations of ``samples`` samples."""
     degree = replica.tensor_parallel
     states = STATE_BYTES_PER_PARAMETER * tables.parameters(degree, stage.first_layer, stage.end_layer)
     kept = BYTES_PER_VALUE * samples * tables.activation_values(degree, stage.first_layer, stage.end_layer)

@@ -1,11 +1,12 @@
-"""A fleet of one zone as eth-easl/sailor measured it: nodes of a few kinds, their GPUs, and the rates between them.
+"""Builds the cluster of a fleet in one zone, with the rates between nodes that eth-easl/sailor measured.
 
-The rates depend on the kinds at both ends. So the nodes of each kind form a region of the same zone, and for two kinds
-four rate curves describe the network, however many nodes there are. Traffic between kinds therefore counts as traffic
-between regions, at no price and no latency. Between nodes the fabric never blocks: a link inside or between regions has
-room for all interfaces at once, a message has the measured rate of one GPU at each end, and a node's interface has the
-measured rate of all GPUs of two such nodes together. Inside a node, two GPUs exchange at the rate measured for two, and
-all GPUs together at most at the rate measured for all.
+The measured rates depend on the GPU kinds at both ends. Therefore the nodes of each kind form a region, and the rate
+curves of the links inside and between the regions describe the network, at no price and no latency:
+
+- A link inside or between regions never limits: it can carry the traffic of all interfaces at once.
+- A message has the rate that was measured with one GPU at each end.
+- A node's interface has the rate that was measured with all GPUs of two such nodes.
+- Inside a node a message has the rate measured with two GPUs; all messages share the rate measured with all GPUs.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from planner.scenario.size_curve import SizeCurve
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Equal nodes of a fleet, with their number of GPUs each; the kind is as in the files: ``A100-40``."""
+    """Equal nodes of a fleet, each with ``gpus`` GPUs; the kind is named as in the files, such as ``A100-40``."""
 
     kind: str
     nodes: int
@@ -31,18 +32,14 @@ class NodeGroup:
 
     @property
     def name(self) -> str:
-        """Return our name of the kind, from which the names of devices and hosts are made."""
+        """Return ropebridge's name of the kind, with which the names of devices and hosts begin."""
         return KINDS[self.kind]
 
 
 def fleet_of(groups: tuple[NodeGroup, ...], zone: str, network: SailorNetwork, inside_path: Path) -> Cluster:
-    """Return the cluster of a fleet of groups of different kinds; memory sizes are the vendors'.
+    """Return the cluster of nodes of different kinds in a zone, with memory sizes from datasheets.
 
-    Args:
-        groups: Groups of equal nodes.
-        zone: Name of the zone as in the files, such as ``us-central1-a``.
-        network: Rates between nodes.
-        inside_path: File of rates inside nodes, such as ``intra_node_bandwidths.json``.
+    ``inside_path`` is the file of rates inside nodes, such as ``intra_node_bandwidths.json``.
 
     Raises:
         InputError: There is no measurement of such nodes, or the file is missing or malformed.

@@ -1,4 +1,4 @@
-"""Finds and reads the published measurements, which are not part of this project: runs, model and network."""
+"""Finds the files of published measurements, which are not part of ropebridge, and reads the rates of the network."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _Inside = dict[str, dict[int, _Curve]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """GPUs of one machine that send or receive together; zone and kind as in the file: ``us-central1-a``, ``GH-96``."""
+    """GPUs of one machine that send or receive together; zone and kind are as in the files, such as ``GH-96``."""
 
     zone: str
     kind: str
@@ -28,11 +28,7 @@ class Node:
 
 
 class SailorNetwork:
-    """The measured rates between nodes.
-
-    Raises:
-        InputError: The file is missing or malformed.
-    """
+    """The measured rates between nodes, read from a file; raises InputError if the file is missing or malformed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +37,7 @@ class SailorNetwork:
         )
 
     def curve(self, source: Node, target: Node) -> SizeCurve:
-        """Return the rate from one node to another, all their GPUs together, by message size.
+        """Return the rate by message size from one node to another, with all their GPUs sending at once.
 
         Raises:
             InputError: There is no measurement between such nodes.
@@ -52,11 +48,7 @@ class SailorNetwork:
 
 
 def read_inside(path: Path) -> dict[tuple[str, int], SizeCurve]:
-    """Return the rates inside nodes, by GPU kind as in the file and number of GPUs.
-
-    Raises:
-        InputError: The file is missing or malformed.
-    """
+    """Return the rates inside nodes, by GPU kind as in the file and number of GPUs."""
     inside = read_file(path, TypeAdapter(_Inside), __name__)
     return {(kind, gpus): _curve(curve) for kind, sizes in inside.items() for gpus, curve in sizes.items()}
 
@@ -72,19 +64,16 @@ def _curve(measured: _Curve) -> SizeCurve:
     return SizeCurve(*polynomial, 8 * ceiling_bytes_per_s)
 
 
-# A folder laid out as eth-easl/sailor's profiles: layer_times.json, layer_sizes.json, providers/, measured-*/.
+# Environment variable with the folder of the measurements: layer_times.json, layer_sizes.json, providers/, measured-*/.
 VARIABLE = "ROPEBRIDGE_MEASURED"
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFiles:
-    """Measured runs and what they are simulated from, in the formats of eth-easl/sailor.
+    """The files of measured runs, layer times, layer sizes and rates between nodes, in the formats of eth-easl/sailor.
 
     Attributes:
         runs: Folder of runs, see `experiments.benches.sailor.runs`.
-        times: File of layer times, see `planner.files.importers.sailor`.
-        sizes: File of layer sizes.
-        network: File of rates between nodes.
         model_name: Name of the model that the runs trained, as in ``times``.
     """
 
@@ -104,7 +93,7 @@ def find_measured_files(
 ) -> MeasuredFiles:
     """Return the given files, completed from the folder that the environment variable `VARIABLE` names.
 
-    Without a model's name, the folder of runs names it: ``measured-opt-350m-gh200`` for model OPT-350.
+    If the model's name is not given, it is part of the runs' folder name: OPT-350 of ``measured-opt-350m-gh200``.
 
     Raises:
         InputError: There is no such folder or no folder of runs in it, or the model's name is neither given nor found.
@@ -116,7 +105,7 @@ def find_measured_files(
         sizes = sizes or folder / "layer_sizes.json"
         network = network or folder / "providers" / "multizone_bandwidths_het.json"
     if not runs.is_dir():
-        raise InputError("there is no such folder", where=str(runs), valid="a folder of measured runs")
+        raise InputError("there is no such folder", where=str(runs), valid="give a folder of measured runs")
     return MeasuredFiles(runs, times, sizes, network, model_name or _model_of(runs, times))
 
 
@@ -145,8 +134,8 @@ def _model_of(runs: Path, times: Path) -> str:
     named = [name for name in names if name.lower() in runs.resolve().name.lower()]
     if len(named) != 1:
         raise InputError(
-            f"the name of folder '{runs.resolve().name}' does not say which model was trained",
+            f"the name of folder '{runs.resolve().name}' does not contain the name of the model",
             where=str(runs),
-            valid=f"say with --model which one: {', '.join(names)}",
+            valid=f"give --model with one of {', '.join(names)}",
         )
     return named[0]

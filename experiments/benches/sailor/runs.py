@@ -1,4 +1,4 @@
-"""Reads measured runs. Their clusters have a host for each replica and a link for each pair of hosts."""
+"""Reads measured runs, with clusters that have a host for each replica and a link for each pair of hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 
-# Large enough for any run: what ran did fit, even if our memory model disagrees.
+# Memory of a device, large enough for any run: measured runs fitted, even if ropebridge's memory model disagrees.
 UNLIMITED_BYTES = 2**60
 
 
@@ -29,11 +29,11 @@ def gpus_of(host: str, node: Node) -> tuple[str, ...]:
 
 
 def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
-    """Return the cluster of hosts, by name, each with the GPUs of one tensor-parallel group.
+    """Return the cluster of hosts, given by name, each with the GPUs of one tensor-parallel group.
 
-    The GPUs of a group send at once, each to its counterpart. The rate of a flow is that measured for one GPU, and at
-    most its share of the rate measured for all of them together. The layers' times include the traffic inside a host,
-    so that no result depends on the rate of a host's own link, which is that between two such hosts.
+    The GPUs of a group send at once, each to a GPU of the other group. A message has the rate measured for one GPU, and
+    at most an equal share of the rate measured for the whole group. No result depends on the rate inside a host: the
+    layers' times include the traffic there.
 
     Raises:
         InputError: There is no measured rate between two of the nodes.
@@ -75,12 +75,7 @@ class _RunEntry:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A measured run: its plan, its cluster, and its measurements.
-
-    Attributes:
-        name: Name of the file without its ending.
-        peak_bytes: Used memory of the fullest GPU as its driver reports it.
-    """
+    """A measured run, named after its file, with its step time and the fullest GPU's memory as its driver reports it."""
 
     name: str
     scenario: Scenario
@@ -104,12 +99,10 @@ def read_sailor_runs(folder: Path, model: ModelProfile, network: SailorNetwork) 
 
 
 def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> MeasuredRun:
-    """Return one run; each replica gets a host of its own.
-
-    The model's profile covers the run's degrees of tensor parallelism.
+    """Return the run in a file; ``model`` must have times for the run's degrees of tensor parallelism.
 
     Raises:
-        InputError: The file is missing or malformed, or names what the network does not have.
+        InputError: The file is missing or malformed, or has a node that the network lacks.
     """
     entry = read_file(path, TypeAdapter(_RunEntry), __name__)
     where = str(path)
@@ -131,9 +124,9 @@ def _check_stages(pipeline: _PipelineEntry, where: str) -> None:
     replicas = [len(groups) for groups in pipeline.tmp_per_stage]
     if not pipeline.dp or replicas != pipeline.dp or len(pipeline.layers_per_stage) != len(replicas):
         raise InputError(
-            f"{len(pipeline.layers_per_stage)} stages, with {replicas} replicas where 'dp' says {pipeline.dp}",
+            f"{len(pipeline.layers_per_stage)} stages have {replicas} replicas, but 'dp' is {pipeline.dp}",
             where=where,
-            valid="give layers, replicas and their number for each stage, one at least",
+            valid="give at least one stage, with 'layers_per_stage', 'tmp_per_stage' and 'dp' for each",
         )
 
 
@@ -158,9 +151,9 @@ def _node(group: _Group, where: str) -> Node:
     machines, degree = group
     if len(machines) != 1 or machines[0][1] < degree:
         raise InputError(
-            f"{degree} GPUs share each layer, on {machines}",
+            f"a tensor-parallel group of {degree} GPUs is on {machines}",
             where=where,
-            valid="the GPUs of a tensor-parallel group are in one machine",
+            valid=f"give one machine with {degree} GPUs or more",
         )
     ((kind, _, zone),) = machines
     pick(KINDS, kind, "GPU kind", where=where)

@@ -1,4 +1,4 @@
-"""The cases of the fidelity bench: hand-made and planned pipelines, schedules, links, traces, policies."""
+"""Compares simulated with real step times, in cases with many pipelines, schedules, links, traces and policies."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -40,12 +40,7 @@ LOCAL = (1e9, 0.0005)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One configuration, run in both backends.
-
-    Attributes:
-        scenario: The scenario, with the effects of TCP, since the emulated links carry real TCP.
-        plan: The initial plan.
-    """
+    """One configuration to run in both backends; its scenario includes TCP's effects, as emulated links have them."""
 
     name: str
     scenario: Scenario
@@ -62,27 +57,21 @@ class Stages:
         forward_s: Forward time of one sample in each stage, seconds; the input gradient takes as long, the weight
             gradient 0.8 times as long.
         links: Rate in bits per second, or a trace, and one-way latency in seconds, between neighbouring stages.
-        shares: Shares of each stage's replicas; empty for one replica each.
+        shares: Shares of the samples that each stage's replicas take; None for one replica in each stage.
         output_bytes: Bytes of one sample between two stages.
-        parameter_bytes: Bytes of each stage's parameters.
-        slower: Factor by which each further replica of a stage is slower than the one before it.
+        slower: Factor by which each further replica of a stage is slower than the previous one.
     """
 
     forward_s: Sequence[float]
     links: Sequence[tuple[float | LinkTrace, float]]
-    shares: Sequence[Sequence[float]] = ()
+    shares: Sequence[Sequence[float]] | None = None
     output_bytes: int = 500_000
     parameter_bytes: int = 400_000
     slower: float = 1.5
 
-    @property
-    def all_shares(self) -> Sequence[Sequence[float]]:
-        """Return the shares of each stage's replicas; one replica each if none are given."""
-        return self.shares or [[1.0]] * len(self.forward_s)
-
 
 def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
-    """Return all cases; if the recorded traces are missing, leave theirs out and tell how to get them."""
+    """Return all cases; leave out those on recorded traces if there is no folder of them, and report this."""
     return [
         *_latencies(),
         *_unlike_stages(),
@@ -141,9 +130,9 @@ def _several_pipelines() -> Iterator[Case]:
         yield _pipelines(f"data-parallel-{algorithm}", stages, Synchronisation(algorithm=algorithm))
     yield _pipelines("data-parallel-overlapping", stages, Synchronisation(bucket_bytes=1), layers=3)
     slow = Stages([0.1], [], parameter_bytes=1_500_000)
-    yield _pipelines("asgd", slow, Synchronisation("asgd", staleness_bound=2), regions=2)
-    yield _pipelines("asgd-ga", slow, Synchronisation("asgd-ga", interval_steps=4, staleness_bound=4), regions=2)
-    yield _pipelines("ma", slow, Synchronisation("ma", interval_steps=4, staleness_bound=0), regions=2)
+    yield _pipelines("asgd", slow, Synchronisation("asgd", staleness_bound=2))
+    yield _pipelines("asgd-ga", slow, Synchronisation("asgd-ga", interval_steps=4, staleness_bound=4))
+    yield _pipelines("ma", slow, Synchronisation("ma", interval_steps=4, staleness_bound=0))
 
 
 def _swaying() -> Iterator[Case]:
@@ -172,7 +161,7 @@ def _recorded(tell: Callable[[str], None]) -> Iterator[Case]:
 
 
 def _planned() -> Iterator[Case]:
-    """Return a case for every strategy and policy; departures are left to ``ropebridge bench recovery``."""
+    """Yield a case for every strategy and every policy; no device fails (see ``ropebridge bench recovery``)."""
     starts = {"depth": "megatron", "cannikin": "ddp", "deepcee": "deepcee", "auto": "auto", "cloudless": "cloudless"}
     for scenario_name, strategy, policy in (
         ("two-regions", "megatron", "none"),
@@ -196,11 +185,11 @@ def _case(
     steps: int = STEPS,
     **options: Any,
 ) -> Case:
-    """Return a case whose plan has further ``options``, such as its order."""
+    """Return a case with a hand-made plan; ``options`` are further fields of the plan, such as ``order``."""
     scenario = _scenario(name, stages, sum(microbatches))
     built = tuple(
         Stage(index, index + 1, tuple(Replica(f"device-{index}-{n}", share) for n, share in enumerate(each)), depth)
-        for index, (each, depth) in enumerate(zip(stages.all_shares, depths, strict=True))
+        for index, (each, depth) in enumerate(zip(stages.shares or [[1.0]] * len(depths), depths, strict=True))
     )
     plan = Plan(name, scenario.model.name, "by hand", schedule, (Pipeline(built, microbatches),), **options)
     return Case(name, scenario, plan, steps=steps)
@@ -218,9 +207,9 @@ def _on_links(case: Case, jitter_s: float = 0.0, loss: float = 0.0) -> Case:
 
 def _scenario(name: str, stages: Stages, batch: int) -> Scenario:
     devices, tables = [], []
-    for index, (forward_s, replicas) in enumerate(zip(stages.forward_s, stages.all_shares, strict=True)):
+    for index, forward_s in enumerate(stages.forward_s):
         times = {}
-        for number in range(len(replicas)):
+        for number in range(len(stages.shares[index]) if stages.shares else 1):
             kind = f"kind-{index}-{number}"
             devices.append(Device(f"device-{index}-{number}", kind, f"region-{index}", 2**36))
             times[kind] = _table(forward_s * stages.slower**number)
@@ -247,16 +236,16 @@ def _table(forward_s: float) -> TimeTable:
     return TimeTable((1,), (forward_s,), (forward_s,), (0.8 * forward_s,))
 
 
-def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2, layers: int = 1) -> Case:
-    """Return a case of two or four one-stage pipelines with unequal batches; the stage has ``layers`` equal layers."""
+def _pipelines(name: str, stages: Stages, how: Synchronisation, layers: int = 1) -> Case:
+    """Return a case of pipelines with one stage of ``layers`` equal layers, in two regions, with unequal batches."""
     per_region = 2 if how.method == "allreduce" else 1
     (forward_s,) = stages.forward_s
     devices, times = [], {}
-    for index in range(regions * per_region):
+    for index in range(2 * per_region):
         kind = f"kind-{index}"
         devices.append(Device(f"device-{index}", kind, f"region-{index // per_region}", 2**36))
         times[kind] = _table(forward_s / layers * (1 + 0.25 * index))
-    links = [Link(f"region-{index}", f"region-{index}", *LOCAL) for index in range(regions)]
+    links = [Link(f"region-{index}", f"region-{index}", *LOCAL) for index in range(2)]
     links += _both_ways("region-0", "region-1", 100e6, 0.02)
     layer = LayerProfile("layer", stages.parameter_bytes // layers, 1000, 1000, times)
     batches = [4, 3, 3, 2][: len(devices)]
@@ -274,10 +263,10 @@ def _pipelines(name: str, stages: Stages, how: Synchronisation, regions: int = 2
     return Case(name, scenario, Plan(name, name, "by hand", "1f1b", built, synchronisation=how))
 
 
-# With --quick, one of so many cases is run.
+# With --quick, every sixth case is run.
 QUICK_EVERY = 6
 
-# Largest allowed errors; a run's step time is the median over its steps.
+# Limits of the errors of step times, of which a run has the median over its steps, and of their rank correlation.
 MEDIAN_ERROR = 0.03
 ERROR_OF_95 = 0.10
 RANK_CORRELATION = 0.95
@@ -290,8 +279,8 @@ REAL_SCHEDULES = ("1f1b", "zb-h1")
 
 
 def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Run every case in both backends and compare steps and bytes."""
-    # The largest allowed errors are for real TCP.
+    """Run every case in both backends, and compare step times and bytes."""
+    # The limits are for links that carry real TCP, which only the relay emulates.
     backend = TorchBackend("paced", emulator=choose_emulator("relay", tell), tell=tell)
     cases = fidelity_cases(tell)
     rows: list[Row] = []
@@ -302,7 +291,7 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     errors = np.abs([float(row["step_error"]) for row in rows])
     simulated, real = ([float(row[side]) for row in rows] for side in ("simulated_step_s", "real_step_s"))
     real_error = max(abs(float(row["step_error"])) for row in predicted)
-    # In the two backends a policy may move layers a step earlier or later, when links have other rates.
+    # A policy may move layers in different steps of the two backends; the other runs must send equally many bytes.
     unmoved = [row for row in rows if row["policy"] in _UNMOVED]
     byte_difference = max(abs(int(row["wan_byte_difference"])) for row in (*unmoved, *predicted))
     return BenchResult(
@@ -318,9 +307,10 @@ def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def _compare(case: Case, backend: TorchBackend) -> Row:
-    simulator = Simulator()
-    simulated = measure(simulator.run(case.scenario, case.plan, make_policy(case.policy, case.scenario), case.steps))
-    real = measure(backend.run(case.scenario, case.plan, make_policy(case.policy, case.scenario), case.steps))
+    simulated, real = (
+        measure(each.run(case.scenario, case.plan, make_policy(case.policy, case.scenario), case.steps))
+        for each in (Simulator(), backend)
+    )
     return {
         "case": case.name,
         "ranks": len(case.plan.devices),

@@ -1,4 +1,4 @@
-"""Predicts real compute: measures the layers of a model, simulates a run with these times, and then runs it."""
+"""Predicts the step time of real training: measures the layers of a model, simulates with these times, then runs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -31,8 +31,7 @@ class TrainedCase:
     Attributes:
         name: Name of the model in the bench's rows.
         samples: Number of samples in a microbatch.
-        microbatches: Number of microbatches in a step.
-        kind: Kind of both devices: ``cpu`` computes on the CPU, other kinds on a GPU where there is one.
+        kind: Kind of both devices: ``cpu`` computes on the CPU, other kinds on a GPU if there is one.
         bandwidth_bps: Assumed rate of this machine's loopback in the simulation, each way, bits per second.
     """
 
@@ -46,7 +45,7 @@ class TrainedCase:
 
     @property
     def scenario(self) -> Scenario:
-        """Return a scenario of two devices, and the model with placeholder times."""
+        """Return a scenario of two devices that train the model, whose layers have placeholder times."""
         blank = TimeTable((self.samples,), (1.0,), (1.0,), (1.0,))
         profile = profile_of(self.code, {self.kind: blank})
         scenario = trained_scenario(profile, self.code, self.samples * self.microbatches, Optimizer())
@@ -55,7 +54,7 @@ class TrainedCase:
         return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))
 
     def plan(self, scenario: Scenario, schedule: str) -> Plan:
-        """Return the plan that cuts the model in the middle."""
+        """Return a plan of two stages, each of half of the layers, with at most four microbatches in flight."""
         depth = min(4, self.microbatches)
         return two_stage_plan(scenario, schedule, (self.samples,) * self.microbatches, (depth, depth), "scheduled")
 
@@ -73,10 +72,10 @@ EXAMPLE = TrainedCase(
 def predict_real_compute(
     schedule: str, tell: Callable[[str], None], case: TrainedCase = EXAMPLE, rounds: int = ROUNDS
 ) -> Row:
-    """Profile two ranks that train a model on this machine, simulate them, run them, and compare the medians.
+    """Measure the layers of a model on two ranks, simulate its training, run it, and return medians over rounds.
 
-    This is repeated in several rounds, since the share of the machine that two processes get changes from moment to
-    moment. Messages pass through this machine's loopback, whose time is negligible.
+    There are several rounds, since the share of the machine that two processes get changes from moment to moment.
+    Messages pass through this machine's loopback, which takes negligible time.
     """
     unmeasured = case.scenario
     plan = case.plan(unmeasured, schedule)
@@ -100,7 +99,7 @@ def predict_real_compute(
 
 
 def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
-    """Return the model's profile with true sizes, and with the same given times for every layer."""
+    """Return the model's profile with the true sizes of its layers, and with the given times for every layer."""
     sizes = load_with_sizes(code, seed=0).sizes
     layers = tuple(
         LayerProfile(f"layer-{n}", size.parameter_bytes, size.output.size_bytes, 0, times)
@@ -110,7 +109,7 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
 
 
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:
-    """Return the scenario's model with times that the plan's ranks measure on this machine at the same time."""
+    """Return the scenario's model with layer times that all ranks of the plan measure at once on this machine."""
     with prepared_job(scenario, plan, RunConfig("real", 1, "none", adapts=False)) as job:
         run_job(job, plan.devices, module="executor.profiling.layer_times")
         layers = list(scenario.model.layers)

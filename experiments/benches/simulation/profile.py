@@ -1,9 +1,9 @@
-"""Compares predictions from profiles of this machine (`profile model`, `profile network`) with real runs on it.
+"""Compares step times predicted from profiles of this machine (`profile model`, `profile network`) with real ones.
 
-The commands profile each example model while a second process computes, as the second rank will, and the path between
-two processes. From the files that they write, two stages on two devices of this machine are planned and simulated; then
-two ranks train the model. This is repeated in several rounds, since the share of the machine that two processes get
-changes from moment to moment; medians are compared.
+`profile model` measures each example model while a second process computes, as the second rank will; `profile network`
+measures the path between two processes. The files that they write are the input of a plan of two stages and of its
+simulation. Then two ranks train the model. Medians over several rounds are compared, since the share of the machine
+that two processes get changes from moment to moment.
 """
 
 import json
@@ -41,7 +41,7 @@ _COMMAND = (sys.executable, "-m", "experiments")
 # Largest allowed error of the median over the rounds.
 STEP_ERROR = 0.10
 
-# Wide enough that the steps of the examples consist of compute, not of messages between two processes.
+# The models are wide enough that steps consist of compute rather than of messages between two processes.
 _wide = partial(TrainedCase, microbatches=8, kind="cpu")
 CASES = (
     replace(EXAMPLE, steps=30, kind="cpu"),
@@ -85,7 +85,7 @@ def _case(case: TrainedCase, rounds: int, tell: Callable[[str], None]) -> Row:
 
 
 def _profiled(case: TrainedCase, folder: Path) -> Scenario:
-    """Profile a model and the path with the commands, and return the scenario that names the files they write."""
+    """Profile a model and the network path by the commands; return the scenario that names the files they wrote."""
     settings = [each for key, value in case.code.arguments.items() for each in ("--set", f"{key}={value}")]
     sizes = ["--samples", str(case.samples), "--ranks", str(RANKS), "--kind", case.kind]
     costs = _ropebridge(["profile", "model", str(case.code.path), *settings, *sizes, "-o", str(folder / MODEL)])

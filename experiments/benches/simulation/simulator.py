@@ -1,4 +1,4 @@
-"""Compares the speed of the simulator and of the compiled evaluator with a textbook SimPy model."""
+"""Compares the speed of the simulator and of the evaluator of step times with a textbook SimPy model."""
 
 import resource
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from sim.simulator import Simulator
 from sim.step_gate import StopCondition
 
 SIZES = ((16, 64), (32, 256))
-# The same pipeline with more and more microbatches: the time must not grow faster than the number of actions.
+# A pipeline with more and more microbatches: the simulator's time must not grow faster than the number of actions.
 GROWTH = ((16, 64), (16, 256), (16, 1024))
 REPEATS, QUICK_REPEATS = 9, 3
 TURN_S = 0.1
@@ -47,7 +47,7 @@ MOST_GROWTH = 1.05
 
 
 def measure_simulator(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Time one step of several pipelines in all three programs, and an hour of a thousand devices."""
+    """Time one step of several pipelines in SimPy, simulator and evaluator, and simulate an hour of 1,024 devices."""
     repeats = QUICK_REPEATS if quick else REPEATS
     rows: list[Row] = []
     checks = []
@@ -109,7 +109,7 @@ def chain(stages: int, microbatches: int, seed: int = 0) -> tuple[Scenario, Plan
 
 
 def _split_order(stage: int, depth: int, microbatches: int) -> tuple[Action, ...]:
-    """Return 1F1B with each weight gradient right after its input gradient."""
+    """Return the 1F1B order of a stage with ``depth`` microbatches in flight and weight right after input gradients."""
     order = [Action(stage, Kind.FORWARD, microbatch) for microbatch in range(depth)]
     for microbatch in range(microbatches):
         order += [Action(stage, Kind.BACKWARD_INPUT, microbatch), Action(stage, Kind.BACKWARD_WEIGHT, microbatch)]
@@ -130,10 +130,11 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
     plain, simulated, evaluated, with_graph, compiled = _timings(
         repeats,
         lambda: PlainPipeline(problem, pipeline.orders).makespan_s(),
-        lambda: _simulate(scenario, plan),
+        lambda: _epoch_run(scenario, plan).run(),
         lambda: longest_path(prepared.graph, prepared.sequence, prepared.acting, *times_s),
         lambda: makespan_s(problem, orders),
-        lambda: _compile_anew(scenario, plan),
+        # The undecorated function, which does not cache plans.
+        lambda: compile_step.__wrapped__(plan, scenario),
     )
     epoch_run.run()
     makespan = PlainPipeline(problem, pipeline.orders).makespan_s()
@@ -158,9 +159,9 @@ def _compare(stages: int, microbatches: int, repeats: int) -> Row:
 
 
 def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
-    """Return the median seconds of each program for one step.
+    """Return the median time of a call of each program, seconds.
 
-    The programs take turns, so that a slow moment of the machine affects all of them; a turn has many calls.
+    The programs take turns of `TURN_S` seconds, so that a slow moment of the machine affects all of them.
     """
     counts = [max(1, ceil(TURN_S / _seconds(way, 1))) for way in ways]
     seconds: list[list[float]] = [[] for _ in ways]
@@ -171,7 +172,7 @@ def _timings(repeats: int, *ways: Callable[[], object]) -> list[float]:
 
 
 def _seconds(way: Callable[[], object], count: int) -> float:
-    """Return the seconds of one call: the mean of ``count`` calls after an uncounted first one."""
+    """Return the mean time of ``count`` calls after a first call that is not timed, seconds."""
     way()
     start = perf_counter()
     for _ in range(count):
@@ -179,34 +180,25 @@ def _seconds(way: Callable[[], object], count: int) -> float:
     return (perf_counter() - start) / count
 
 
-def _simulate(scenario: Scenario, plan: Plan) -> None:
-    """Simulate one step with its full record; the plan is compiled already."""
-    _epoch_run(scenario, plan).run()
-
-
 def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
+    """Return the simulation, with its full record, of one step of a plan."""
     return EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
-
-
-def _compile_anew(scenario: Scenario, plan: Plan) -> None:
-    # Another name makes another plan, which the compiler has not cached.
-    compile_step.__wrapped__(plan, scenario)
 
 
 def _growth(repeats: int) -> float:
     """Return the exponent with which the simulator's time grows over the number of actions."""
     cases = [chain(stages, microbatches) for stages, microbatches in GROWTH]
-    seconds = _timings(repeats, *(lambda case=case: _simulate(*case) for case in cases))
+    seconds = _timings(repeats, *(lambda case=case: _epoch_run(*case).run() for case in cases))
     actions = [compile_step(plan, scenario).graph.actions for scenario, plan in cases]
     return log(seconds[-1] / seconds[0]) / log(actions[-1] / actions[0])
 
 
 def _wide_area(quick: bool) -> Row:
-    """Simulate at least an hour of a thousand devices with jitter on each action."""
+    """Simulate at least an hour of 1,024 devices with jitter on each action; with ``quick`` only one step."""
     scenario = replace(wide_area_scenario(), effects=Effects(compute=ComputeEffects(jitter=WIDE_AREA_JITTER)))
     plan = make_plan("megatron", scenario)
     compile_step(plan, scenario)
-    # The evaluator ignores that pipelines share links; so one simulated step tells how many steps make an hour.
+    # One simulated step shows how many steps make an hour; the evaluator ignores that pipelines share links.
     first_s = step_ends_s(Simulator().run(scenario, plan, None, 1).events)[-1]
     steps = 1 if quick else int(TRACE_S / first_s) + 1
     start = perf_counter()

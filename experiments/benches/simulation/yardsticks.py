@@ -1,4 +1,4 @@
-"""Programs that the simulator is compared with: longest paths over orders of actions, and a textbook SimPy model.
+"""Two other ways to compute a pipeline's makespan: the longest path in its graph, and a textbook SimPy model.
 
 In the SimPy model every worker and every transfer is a process, and every processor and channel a resource.
 """
@@ -16,13 +16,13 @@ from planner.step.graph import Flags, Floats, Ints, StepGraph, longest_path, wal
 
 
 class PreparedOrders(NamedTuple):
-    """Orders with their graph, which is built once and scored repeatedly with other times.
+    """The graph of a pipeline's orders, for which a makespan can be computed repeatedly.
 
     Attributes:
         graph: The graph of one pipeline, an actor per worker.
         origins: Maps the graph's actions and messages to those of the problem.
-        sequence: Actions in topological order.
-        acting: The actor of each action in ``sequence``.
+        sequence: Actions in topological order, shape (actions,).
+        acting: The actor of each action in ``sequence``, shape (actions,).
     """
 
     graph: StepGraph
@@ -43,7 +43,12 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
 def times_of(
     problem: SchedulingProblem, orders: Orders, prepared: PreparedOrders
 ) -> tuple[Floats, Floats, Floats, Flags]:
-    """Return durations [actions], occupancies and latencies [messages] in seconds, and blocking flags, all False."""
+    """Return the arguments of `longest_path` for the problem's times.
+
+    Returns:
+        The duration of each action, the transmission time and the latency of each message, in seconds, and whether each
+        message blocks its sender, which is always False.
+    """
     kind, stage = orders.kind[prepared.origins.ordered], orders.stage[prepared.origins.ordered]
     microbatch = orders.microbatch[prepared.origins.ordered]
     whole_s = problem.backward_input_s + problem.backward_weight_s
@@ -61,7 +66,7 @@ def times_of(
 
 
 def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:
-    """Return how long the pipeline takes with orders that do not deadlock, seconds."""
+    """Return the makespan of a pipeline with orders that do not deadlock, seconds."""
     prepared = prepare(problem, orders)
     times_s = times_of(problem, orders, prepared)
     return float(longest_path(prepared.graph, prepared.sequence, prepared.acting, *times_s))
@@ -104,7 +109,7 @@ class PlainPipeline:
         self._end_s = 0.0
 
     def makespan_s(self) -> float:
-        """Run the step; return how long it takes, seconds."""
+        """Run the step; return its makespan, seconds."""
         for stage in range(self._problem.stages):
             self._environment.process(self._work(stage))
         self._environment.run()

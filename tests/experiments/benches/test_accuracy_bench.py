@@ -62,7 +62,7 @@ def test_a_folder_that_does_not_name_its_model_is_refused(measured: Path, monkey
     monkeypatch.setenv(VARIABLE, str(measured))
     runs = measured / "measured-toy-1m"
     runs.rename(measured / "measured")
-    with pytest.raises(InputError, match="does not say which model was trained; say with --model which one: Toy-1"):
+    with pytest.raises(InputError, match="does not contain the name of the model; give --model with one of Toy-1"):
         find_measured_files(runs=measured / "measured")
 
 

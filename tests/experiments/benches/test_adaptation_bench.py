@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benches.planning.adaptation import AdaptationCase, checks, run_task, wide_area_links, with_traces
+from experiments.benches.planning.adaptation import checks, measure_pair, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import TracePair, trace_pairs
 from experiments.runs.scenario import choose_scenario
 from traces.generators.presets import PRESETS
@@ -44,7 +44,7 @@ def test_traces_go_on_both_directions_of_the_links_between_regions() -> None:
 
 def test_a_row_holds_what_was_run() -> None:
     steady = LinkTrace([0.0], [4e8], 60.0)
-    row = run_task(AdaptationCase(TracePair("steady", (steady, steady), scaled=False), 60.0))
+    row = measure_pair(TracePair("steady", (steady, steady), scaled=False), 60.0)
     assert (row["trace"], row["scaled"]) == ("steady", "no")
     assert float(row["auto_gain"]) >= 0.98
     assert float(row["best_static_per_s"]) >= float(row["none_per_s"])

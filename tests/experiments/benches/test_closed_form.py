@@ -44,7 +44,7 @@ def scenario(files: MeasuredFiles) -> Scenario:
 
 
 def tables_of(files: MeasuredFiles) -> JudgeTables:
-    return read_judge_tables(files.times, files.sizes, files.network, files.model_name, ZONE)
+    return read_judge_tables(files, ZONE)
 
 
 def groups(scenario: Scenario, kind: str, degree: int) -> list[Replica]:

@@ -88,11 +88,11 @@ def test_several_pipelines_share_the_batch(tmp_path: Path, network: SailorNetwor
         ({"real": 0}, "run.json: real: Input should be greater than 0"),
         (
             {"pipeline_list": [{**RUN["pipeline_list"][0], "dp": [2, 1]}]},
-            "run.json: pipeline_list[0]: 2 stages, with [2, 2] replicas where 'dp' says [2, 1]",
+            "run.json: pipeline_list[0]: 2 stages have [2, 2] replicas, but 'dp' is [2, 1]",
         ),
         (
             {"pipeline_list": [{**RUN["pipeline_list"][0], "tmp_per_stage": [[[[["GH-96", 1, "zone"]], 2]] * 2] * 2}]},
-            "run.json: 2 GPUs share each layer, on [('GH-96', 1, 'zone')]",
+            "run.json: a tensor-parallel group of 2 GPUs is on [('GH-96', 1, 'zone')]",
         ),
         (
             {"pipeline_list": [{**RUN["pipeline_list"][0], "tmp_per_stage": [[[[["GH-95", 4, "zone"]], 2]] * 2] * 2}]},
