@@ -1,7 +1,7 @@
-"""The models of the reproductions as layers, computed from their published architectures.
+"""The models of the reproductions as layers with operations and bytes, computed from their published architectures.
 
-Numbers are 32-bit. A convolution of weights W on an output of h x w takes 2 * W * h * w operations for a sample. The
-inputs of every convolution and batch normalisation are saved for the backward; ReLU works in place.
+Numbers are 32-bit. A convolution with W weights and an output of h x w pixels takes 2 * W * h * w operations for a
+sample. The inputs of every convolution and batch normalisation are saved for the backward; ReLU works in place.
 
 Sources: Deep Residual Learning (He et al., 2016; a bottleneck has its stride in the 3 x 3 convolution, as torchvision
 does it); BERT (Devlin et al., 2019); GPT-3 (Brown et al., 2020); ViT (Dosovitskiy et al., 2021); activations of a
@@ -19,7 +19,7 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """A square image on its way through convolutions."""
+    """The size of a square image, or of the output of a convolution."""
 
     channels: int
     pixels: int
@@ -31,7 +31,7 @@ class _Image:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work of unnamed layers: multiplications and saved numbers of one sample, and parameters."""
+    """The work of layers: multiplications and saved numbers for a sample, and number of parameters."""
 
     multiplications: int = 0
     parameters: int = 0
@@ -77,14 +77,17 @@ def efficientnet_b1(pixels: int, classes: int) -> tuple[LayerWork, ...]:
         (6, 192, 4, 2, 5),
         (6, 320, 1, 1, 3),
     )
-    deeper = [(expansion, width, ceil(1.1 * count), *rest) for expansion, width, count, *rest in rows]
-    return _mobile_network([(a, b, c, d, e) for a, b, c, d, e in deeper], pixels, classes, excitation=True)
+    deeper = [(a, width, ceil(1.1 * count), stride, kernel) for a, width, count, stride, kernel in rows]
+    return _mobile_network(deeper, pixels, classes, excitation=True)
 
 
 def _mobile_network(
     rows: Sequence[tuple[int, int, int, int, int]], pixels: int, classes: int, excitation: bool
 ) -> tuple[LayerWork, ...]:
-    """Return a mobile network; a row is expansion, width, number of blocks, stride of the first block, and kernel."""
+    """Return the layers of a mobile network.
+
+    A row of ``rows`` holds expansion, width, number of blocks, stride of the first block, and side of the kernel.
+    """
     work, image = _convolution(_Image(3, pixels), 32, 3, 2)
     layers = [work.layer("stem", image.numbers)]
     for expansion, width, count, first_stride, kernel in rows:
@@ -109,7 +112,7 @@ def _excitation(image: _Image, squeezed: int) -> _Work:
 
 @dataclass(frozen=True, slots=True)
 class _ResidualBlock:
-    """A block of a ResNet: its position, the work of both its paths, and its output."""
+    """A block of a ResNet: its group and index in the group, the work of both paths, and its output."""
 
     group: int
     index: int
@@ -119,7 +122,7 @@ class _ResidualBlock:
 
 
 def _residual_blocks(image: _Image, depths: Sequence[int], bottleneck: bool) -> Iterator[_ResidualBlock]:
-    """Return four groups of blocks; each group but the first halves the image and doubles the channels."""
+    """Yield the blocks of a ResNet in groups; each group but the first halves the image and doubles the channels."""
     for group, depth in enumerate(depths):
         width = 64 * 2**group
         for index in range(depth):
@@ -161,7 +164,7 @@ def bert_small(tokens: int, classes: int) -> tuple[LayerWork, ...]:
 
 
 def _bert_embedding(tokens: int, width: int) -> _Work:
-    """Return the embedding of tokens, positions and two segments with normalisation; look-ups multiply nothing."""
+    """Return the work of the embedding of tokens, positions and two segments; look-ups count as no multiplication."""
     return _Work(0, (BERT_VOCABULARY + BERT_POSITIONS + 2 + 2) * width, 2 * tokens * width)
 
 
@@ -174,7 +177,7 @@ def _attention(tokens: int, width: int, heads: int) -> _Work:
 
 
 def _feed_forward(tokens: int, width: int) -> _Work:
-    """Return two linear layers with four times the width between them."""
+    """Return the work of two linear layers with four times the width between them."""
     return _Work(8 * tokens * width**2, 8 * width**2 + 7 * width, 10 * tokens * width)
 
 
@@ -184,7 +187,7 @@ KEPT_VALUES = 17
 
 
 def gpt(width: int, blocks: int, vocabulary: int = 50_257, tokens: int = 1024) -> list[LayerWork]:
-    """Return an embedding, whose input has no gradient, blocks, and a head with its own matrix."""
+    """Return the layers of a GPT: an embedding, blocks, and a head that does not share the embedding's matrix."""
     hidden = tokens * width
     return [
         _Work(0, (vocabulary + tokens) * width, hidden).layer("embedding", hidden, 0.0),
@@ -205,7 +208,10 @@ def vit_huge() -> list[LayerWork]:
 
 
 def _plain_blocks(width: int, blocks: int, tokens: int) -> list[LayerWork]:
-    """Return blocks without biases and normalisations, each of 24 T d^2 + 4 T^2 d operations forward."""
+    """Return transformer blocks without biases and normalisations.
+
+    The forward of a block takes 24 * T * d**2 + 4 * T**2 * d operations for T tokens and width d.
+    """
     multiplications = 12 * tokens * width**2 + 2 * tokens**2 * width
     work = _Work(multiplications, 12 * width**2, KEPT_VALUES * tokens * width)
     return [work.layer(f"block-{index}", tokens * width) for index in range(blocks)]
@@ -217,9 +223,8 @@ class TrainedModel:
 
     Attributes:
         name: Name of the model with its data set.
-        layers: The model's layers in order.
         optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
-        first_batch: Initial batch B_0, that of the paper that published the model.
+        first_batch: Number of samples of the first steps, as in the paper that published the model.
     """
 
     name: str
@@ -231,12 +236,15 @@ class TrainedModel:
 def _trained_resnet(
     picture: _Image, stem_kernel: int, depths: Sequence[int], classes: int, imagenet: bool
 ) -> tuple[LayerWork, ...]:
-    """Return a ResNet that saves its input, and of shortcuts their outputs; ImageNet's has bottlenecks and pooling."""
+    """Return the layers of a ResNet for training; with ``imagenet`` it has bottlenecks and a pooling stem.
+
+    Saved for the backward are also the input image, and the outputs of shortcuts instead of two tensors for each.
+    """
     stem, image = _convolution(picture, 64, stem_kernel, 2 if imagenet else 1)
     if imagenet:
         image = _Image(64, image.pixels // 2)
         stem += _Work(kept=image.numbers)
-    # The gradient of the input picture is not computed.
+    # No gradient of the input image is computed.
     layers = [(stem + _Work(kept=picture.numbers)).layer("stem", image.numbers, 0.0)]
     for block in _residual_blocks(image, depths, bottleneck=imagenet):
         work = block.main + replace(block.shortcut, kept=block.shortcut.kept // 2)
@@ -262,10 +270,10 @@ def bert_base_squad() -> TrainedModel:
     """Return BERT-base without pooler for 384 tokens, with SQuAD's head: 108,893,186 parameters."""
     width, tokens, heads = 768, 384, 12
     hidden = tokens * width
-    # Adding up three embeddings and normalising them takes about ten operations a number.
+    # Adding three embeddings and normalising the sum takes about ten operations per number.
     embedding = replace(_bert_embedding(tokens, width).layer("embedding", hidden, 0.0), forward_flop=10.0 * hidden)
     block = (_attention(tokens, width, heads) + _feed_forward(tokens, width)).layer("block", hidden)
-    # Two masks of a byte per token and channel, one per pair of tokens.
+    # Dropout saves masks of a byte per number: two of tokens by width, one of each head's pairs of tokens.
     block = replace(block, activation_bytes=block.activation_bytes + 2 * hidden + heads * tokens**2)
     blocks = [replace(block, name=f"block {index + 1}") for index in range(12)]
     head = _Work(2 * hidden, 2 * width + 2, hidden).layer("head", 2 * tokens)

@@ -1,7 +1,6 @@
-"""The pictures of the reproductions, one for each system."""
+"""Draws the figures of the reproductions, one for each published system."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
@@ -36,7 +35,7 @@ _ASTEROID_LOOKS = {
 def draw_asteroid(
     speeds: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
 ) -> None:
-    """Draw Asteroid's speed-up in each setting, and that of its recovery.
+    """Draw Asteroid's speed-up in each setting, and the speed-up of its recovery.
 
     Args:
         speeds: Rows with ``model``, ``cluster``, ``batch``, ``strategy`` and ``asteroid_ratio``.
@@ -96,59 +95,53 @@ def _asteroid_setting(row: Row) -> str:
     return f"{row['model']}, {row['cluster']}, {row['batch']}"
 
 
-# Number of panels of batches side by side.
+# Number of panels side by side.
 _COLUMNS = 3
 
 _TRAINED_COLOURS = {"ddp": GREY, "lb-bsp": SKY, "adaptdl": ORANGE, "cannikin": BLUE}
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPanel:
-    """The training of each system in one setting.
+def draw_cannikin(
+    times_s: Mapping[str, Mapping[str, float]], batches: Mapping[str, Mapping[str, Sequence[int]]], path: Path
+) -> None:
+    """Draw the times of all systems, and the batches of the two adaptive systems, into a PNG file.
 
-    Attributes:
-        name: Title of the panel.
-        times_s: System to its seconds per unit of progress; times are drawn relative to that of the first system.
-        batches: System to its number of samples of a step in each part of the run.
+    Args:
+        times_s: Maps a setting and a system to the system's seconds per unit of progress; times are drawn relative to
+            those of the first system.
+        batches: Maps a setting and a system to the system's samples per step in each part of the run.
+        path: The file to write.
     """
-
-    name: str
-    times_s: Mapping[str, float]
-    batches: Mapping[str, Sequence[int]]
-
-
-def draw_cannikin(panels: Sequence[TrainingPanel], path: Path) -> None:
-    """Draw the times of all systems, and the batches of the two adaptive ones, into a PNG file."""
-    rows = ceil(len(panels) / _COLUMNS)
+    rows = ceil(len(batches) / _COLUMNS)
     with picture(path, 3.0 + 2.4 * rows) as figure:
         grid = figure.add_gridspec(1 + rows, _COLUMNS)
-        _draw_times(figure.add_subplot(grid[0, :]), panels)
-        for number, panel in enumerate(panels):
+        _draw_times(figure.add_subplot(grid[0, :]), times_s)
+        for number, (setting, by_system) in enumerate(batches.items()):
             row, column = divmod(number, _COLUMNS)
-            _draw_batches(figure.add_subplot(grid[1 + row, column]), panel)
+            _draw_batches(figure.add_subplot(grid[1 + row, column]), setting, by_system)
 
 
-def _draw_times(axes: Axes, panels: Sequence[TrainingPanel]) -> None:
-    systems = list(panels[0].times_s)
+def _draw_times(axes: Axes, times_s: Mapping[str, Mapping[str, float]]) -> None:
+    first, *_ = systems = list(next(iter(times_s.values())))
     width = 0.8 / len(systems)
     for number, system in enumerate(systems):
-        ratios = [panel.times_s[system] / panel.times_s[systems[0]] for panel in panels]
-        places = [place + (number - (len(systems) - 1) / 2) * width for place in range(len(panels))]
+        ratios = [by_system[system] / by_system[first] for by_system in times_s.values()]
+        places = [place + (number - (len(systems) - 1) / 2) * width for place in range(len(times_s))]
         bars = axes.bar(places, ratios, width, color=_TRAINED_COLOURS[system], label=system)
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(range(len(panels)), [panel.name.replace(" on ", "\n") for panel in panels])
-    axes.set_ylabel(f"time to the target, {systems[0]} = 1")
+    axes.set_xticks(range(len(times_s)), [setting.replace(" on ", "\n") for setting in times_s])
+    axes.set_ylabel(f"time to the target, {first} = 1")
     axes.legend(ncols=len(systems), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
-def _draw_batches(axes: Axes, panel: TrainingPanel) -> None:
+def _draw_batches(axes: Axes, setting: str, by_system: Mapping[str, Sequence[int]]) -> None:
     for system, line in (("adaptdl", "--"), ("cannikin", "-")):
-        batches = panel.batches[system]
+        batches = by_system[system]
         progress = [100 * part / len(batches) for part in range(len(batches))]
         axes.step(progress, batches, line, where="post", color=_TRAINED_COLOURS[system])
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.set_title(panel.name)
+    axes.set_title(setting)
     axes.set_xlabel("progress (%)")
     axes.set_ylabel("samples per step")
 
@@ -156,13 +149,13 @@ def _draw_batches(axes: Axes, panel: TrainingPanel) -> None:
 def draw_cloudless(
     rental: Sequence[Row], exchange: Sequence[Row], claimed: tuple[tuple[float, float], float], path: Path
 ) -> None:
-    """Draw the saved cost in each setting, and each model's speed-up over the number of steps between exchanges.
+    """Draw the cost saved in each setting, and each model's speed-up by the number of steps between exchanges.
 
     Args:
         rental: Rows with ``generations``, ``units``, ``data`` and ``saving``.
         exchange: Rows with ``model``, ``every``, ``asgd_ga`` and ``waiting``.
         claimed: The published range of savings, as shares of the cost, and the published speed-up, a ratio.
-        path: A PNG file to write.
+        path: The file to write.
     """
     savings, speedup = claimed
     with picture(path, 4.5) as figure:
@@ -205,12 +198,12 @@ def _draw_speedups(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
 
 
 def draw_deepcee(rows: Sequence[Row], systems: Sequence[str], path: Path) -> None:
-    """Draw a group of bars for each row: the throughput of each system as a share of the first one's.
+    """Draw a group of bars for each row: the throughput of each system divided by the first system's.
 
     Args:
-        rows: Rows with a ``setting`` and a throughput for each system, 0 where it does not run.
-        systems: Names of the systems; shares are of the first.
-        path: A PNG file to write.
+        rows: Rows with a ``setting`` and the throughput of each system, 0 for a system that cannot run.
+        systems: Names of the systems.
+        path: The file to write.
     """
     with picture(path, 0.6 * len(rows) + 1.2) as figure:
         axes = figure.subplots()

@@ -75,7 +75,7 @@ class _RunEntry:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A measured run, named after its file, with its step time and the fullest GPU's memory as its driver reports it."""
+    """A measured run, named after its file, with its step time and the memory that the fullest GPU's driver showed."""
 
     name: str
     scenario: Scenario

@@ -1,8 +1,8 @@
-"""Measures the cost of a board's departure: Asteroid's replay against heavy rescheduling.
+"""Measures the time to recover from a board's departure: Asteroid's replay against heavy rescheduling.
 
-Recovery lasts from the departure to the end of the repeated round: detection, planning, migration, and the interrupted
-round once more, which begins with an empty pipeline. Detection is that of the simulator; planning is measured on this
-machine, which is faster than a board; migrations and rounds are simulated, each with the plan that the policy makes.
+Recovery lasts from the departure to the end of the repeated round (a round is a training step). It consists of
+detection, as long as in the simulator; planning, measured on this machine, which is faster than a board; migration of
+layers; and the interrupted round once more, with an empty pipeline at its start. Migration and round are simulated.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A recovery by one policy, with the seconds of each of its parts."""
+    """A recovery by one policy: the new plan, and the duration of each part."""
 
     plan: Plan
     planning_s: float
@@ -32,12 +32,12 @@ class Recovery:
 
     @property
     def known_s(self) -> float:
-        """Return the seconds from the detection of the departure to the end."""
+        """Return the seconds from the detection of the departure to the end of the recovery."""
         return self.planning_s + self.migration_s + self.round_s
 
     @property
     def total_s(self) -> float:
-        """Return the seconds from the departure to the end."""
+        """Return the seconds from the departure to the end of the recovery."""
         return DETECTION_S + self.known_s
 
 
@@ -45,15 +45,15 @@ _PARTS = ("planning_s", "migration_s", "round_s", "total_s")
 
 
 def recovery_rows(scenario: Scenario, plan: Plan, place: Row) -> list[Row]:
-    """Return a row for each device of a plan that may leave; ``place`` holds the columns of model, boards and batch."""
+    """Return a row for the departure of each device of a plan, which begins with the columns of ``place``."""
     return [{**place, "lost": device, **_row(scenario, plan, device)} for device in plan.devices]
 
 
 def _row(scenario: Scenario, plan: Plan, gone: str) -> Row:
     try:
-        light, heavy = _replayed(scenario, plan, gone), _rescheduled(scenario, plan, gone)
+        light, heavy = (_recovery(scenario, plan, gone, heavy=heavy) for heavy in (False, True))
     except InputError:
-        # The only device with the model has left, or the remaining devices have too little memory.
+        # The only device has left, or the remaining devices have too little memory.
         parts = (f"{way}_{part}" for way in ("replay", "heavy") for part in _PARTS)
         columns = (*parts, "ratio", "ratio_once_known", "throughput_share")
         return {**dict.fromkeys(columns, ""), "note": "cannot go on"}
@@ -68,32 +68,22 @@ def _row(scenario: Scenario, plan: Plan, gone: str) -> Row:
     }
 
 
-def _replayed(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
+def _recovery(scenario: Scenario, plan: Plan, gone: str, *, heavy: bool) -> Recovery:
     began_s = perf_counter()
-    after = replay(plan, scenario, [gone])
+    after = (replan if heavy else replay)(plan, scenario, [gone])
     planning_s = perf_counter() - began_s
-    migration = migration_between(plan, after, scenario, [gone], backup_holders(plan))
-    return Recovery(after, planning_s, travel_s(migration, scenario, after.connections), _round_s(after, scenario))
-
-
-def _rescheduled(scenario: Scenario, plan: Plan, gone: str) -> Recovery:
-    began_s = perf_counter()
-    after = replan(plan, scenario, [gone])
-    planning_s = perf_counter() - began_s
-    both = full_redistribution(plan, after, scenario, [gone], backup_holders(plan))
-    migration_s = sum(travel_s(each, scenario, after.connections) for each in both)
-    return Recovery(after, planning_s, migration_s, _round_s(after, scenario))
-
-
-def _round_s(plan: Plan, scenario: Scenario) -> float:
-    return step_ends_s(Simulator().run(scenario, plan, None, 1).events)[0]
+    change = (plan, after, scenario, [gone], backup_holders(plan))
+    migrations = full_redistribution(*change) if heavy else [migration_between(*change)]
+    migration_s = sum(travel_s(each, scenario, after.connections) for each in migrations)
+    round_s = step_ends_s(Simulator().run(scenario, after, None, 1).events)[0]
+    return Recovery(after, planning_s, migration_s, round_s)
 
 
 def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
-    """Return for each device that may leave the throughput after replay, by how replay shifts boundaries.
+    """Return the throughput after the departure of each device, by the way in which replay moves stage boundaries.
 
-    Beside replay's own choice there are ``in proportion`` and ``lost layers only``, each always applied.
-    ``without backups`` is 1 if the rest of the plan still holds every layer.
+    The keys are ``chosen``, for replay's own choice among both ways, ``in proportion`` and ``lost layers only``. The
+    value of ``without backups`` is 1 if the remaining devices still hold every layer, else 0.
     """
     found = []
     for gone in plan.devices:
@@ -111,6 +101,6 @@ def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
 
 
 def _all_held(plan: Plan, gone: str) -> bool:
-    """Return whether every stage keeps a replica without the device."""
+    """Return whether every stage keeps a replica after the device has left."""
     stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
     return all(any(gone not in replica.devices for replica in stage.replicas) for stage in stages)

@@ -1,4 +1,4 @@
-"""Asteroid's claims (arXiv 2408.08015, MobiCom 2024): throughput, and recovery, on Jetson boards on a LAN.
+"""Reproduces Asteroid's claims (arXiv 2408.08015, MobiCom 2024) on throughput and recovery, on Jetson boards on a LAN.
 
 `experiments.reproductions.asteroid.settings` describes the settings, and which of them are assumed.
 """
@@ -42,7 +42,7 @@ _Rows = Sequence[Row]
 
 
 def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure every model on every cluster, and every departure; ``quick`` takes one small cluster and batch."""
+    """Measure every model on every cluster, and every departure; ``quick`` takes one cluster and one batch."""
     clusters, batches = (QUICK_CLUSTERS, QUICK_BATCHES) if quick else (tuple(CLUSTERS), BATCHES)
     speeds: list[Row] = []
     losses: list[Row] = []
@@ -67,7 +67,7 @@ def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction
         [
             at_least("A: largest ratio to the worse of ddp and gpipe", max(to_worse), LEAST_TO_PARALLEL),
             at_least("B: largest ratio to pipedream, dapple or hetpipe", max(hybrid), LEAST_TO_HYBRID),
-            # The detection time depends on heartbeats alone, whatever the policy; one claim includes it.
+            # Detection takes equally long with every policy; a claim, but no check, includes it.
             at_least(
                 "C: largest ratio of recovery times, once the departure is known",
                 max(float(row["ratio_once_known"]) for row in recovered),

@@ -1,10 +1,10 @@
-"""The settings of Asteroid's reproduction: Jetson boards on a LAN, and four models to train there.
+"""The scenarios of Asteroid's reproduction: Jetson boards on a LAN, and four models to train there.
 
-From the paper: the kinds of boards, 100 Mbit/s, the four models [paper]. Assumed: how many boards of which kind; 0.5 ms
-one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from datasheets
-(`planner.scenario.roofline`); images of 32 pixels and 10 classes (CIFAR-10) for EfficientNet-B1 and MobileNetV2, of 224
-pixels and 100 classes (Mini-ImageNet) for ResNet-50, 128 tokens for BERT-small; SGD with momentum, AdamW for
-BERT-small; global batches of 32 and of 256.
+From the paper: the kinds of boards, 100 Mbit/s, the four models. Assumed: the number of boards of each kind; a latency
+of 0.5 ms one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from
+datasheets (`planner.scenario.roofline`); images of 32 x 32 pixels and 10 classes (CIFAR-10) for EfficientNet-B1 and
+MobileNetV2, of 224 x 224 and 100 classes (Mini-ImageNet) for ResNet-50, 128 tokens for BERT-small; SGD with momentum,
+AdamW for BERT-small; global batches of 32 and of 256.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ FRAMEWORK_BYTES = 2**30
 
 NANO, TX2, NX = "jetson-nano", "jetson-tx2", "jetson-xavier-nx"
 
-# Boards of each cluster, in the order in which plans that ignore their speeds use them.
+# Boards of each cluster, in the order in which strategies that ignore their speeds use them.
 CLUSTERS = {
     "4 boards": (NX, TX2, NANO, NANO),
     "5 boards": (NX, TX2, TX2, NANO, NANO),

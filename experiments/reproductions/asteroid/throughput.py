@@ -1,4 +1,4 @@
-"""Simulated throughput of Asteroid and the baselines, and the errors of Asteroid's closed form."""
+"""Measures the simulated throughput of Asteroid and the baselines, and the errors of Asteroid's closed form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,14 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormErrors:
-    """Errors of the closed form on random pipelines, relative to the exact time, and related figures of each pipeline.
+    """Relative errors of Asteroid's closed form for the time of a round, and related figures, one per random pipeline.
 
     Attributes:
         published: Errors of the published form.
         corrected: Errors of the form corrected for full duplex.
-        transfer_dominates: Whether the dominant step of the closed form is a communication step.
-        plain_depth_ratios: Exact time with depths P - p, divided by that with depths 2(P - p) - 1.
+        transfer_dominates: Whether the dominant step of the closed form is a transfer.
+        plain_depth_ratios: Exact time with P - p microbatches in flight in stage p of P stages, divided by the exact
+            time with 2(P - p) - 1.
     """
 
     published: Sequence[float]
@@ -40,7 +41,7 @@ class ClosedFormErrors:
 
 
 def closed_form_errors(instances: int, seed: int = 0) -> ClosedFormErrors:
-    """Return the errors over random pipelines."""
+    """Return the errors of the closed form on random pipelines of 2 to 5 stages and 4 to 32 microbatches."""
     random = np.random.default_rng(seed)
     published, corrected, dominated, slower = [], [], [], []
     for _ in range(instances):
@@ -69,7 +70,7 @@ def closed_form_errors(instances: int, seed: int = 0) -> ClosedFormErrors:
 
 
 def describe_errors(errors: Sequence[float]) -> str:
-    """Return mean and range of errors in words."""
+    """Return mean and range of relative errors as text."""
     return f"{mean(errors):+.1%} in the mean, {min(errors):+.1%} to {max(errors):+.1%}"
 
 
@@ -77,20 +78,17 @@ PARALLEL = ("ddp", "gpipe")
 HYBRID = ("pipedream", "dapple", "hetpipe")
 OWN = ("asteroid", "asteroid-duplex")
 
-# After the first step, steps follow each other without a pause; two of them show the rate.
+# The first step fills an empty pipeline; the two after it show the throughput.
 STEPS = 3
 
 
 def simulated_samples_per_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the simulated throughput of a plan."""
+    """Return the simulated throughput of a plan, samples/s."""
     return measure(Simulator().run(scenario, plan, None, STEPS)).samples_per_s
 
 
 def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
-    """Return a row for each strategy that has a plan for the scenario, Asteroid first.
-
-    Each begins with the columns in ``place``, which name model, boards and batch.
-    """
+    """Return a row for each strategy that finds a plan, Asteroid first; rows begin with the columns of ``place``."""
     rows: list[Row] = []
     asteroid_per_s = 0.0
     for strategy in (*OWN, *PARALLEL, *HYBRID):
@@ -120,7 +118,7 @@ def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
 
 
 def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> float | str:
-    """Return the closed form's relative error on the first step; empty if it does not apply to the plan."""
+    """Return the closed form's relative error on the first step; empty text if the form does not apply to the plan."""
     pipeline = plan.pipelines[0]
     if plan.strategy not in OWN or len(pipeline.stages) == 1:
         return ""
@@ -128,7 +126,7 @@ def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> floa
 
 
 def without_mechanisms(scenario: Scenario, plan: Plan) -> dict[str, Plan]:
-    """Return Asteroid's plans with one mechanism off at a time, by the mechanism, without plans that do not fit."""
+    """Return Asteroid's plan with each mechanism off, by mechanism; leave out plans that do not fit into memory."""
     (pipeline,) = plan.pipelines
     depths = [plain_depth(len(pipeline.stages) - index) for index in range(len(pipeline.stages))]
     even = tuple(

@@ -1,4 +1,4 @@
-"""``ropebridge reproduce cannikin``: measures what unequal shares and an adaptive batch gain on unlike GPUs."""
+"""Reproduces Cannikin's claims: the training time that unequal shares and an adaptive batch save on unlike GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from experiments.reproductions.cannikin.training import (
     base_scenario,
     fixed,
 )
-from experiments.reproductions.figures import TrainingPanel, draw_cannikin
+from experiments.reproductions.figures import draw_cannikin
 from planner.systems.cannikin.goodput import CANDIDATES
 from planner.systems.cannikin.strategy import cannikin
 
@@ -24,9 +24,8 @@ from planner.systems.cannikin.strategy import cannikin
 NETWORKS_BPS = (10e9, 25e9)
 MIDDLE = "middle"
 
-# The published figures.
-LEAST_AGAINST_DDP_RATIO = 0.85
-LEAST_AGAINST_ADAPTDL_RATIO = 0.52
+# The published figures: the share of each system's time that Cannikin saves, and the largest error of a prediction.
+LEAST_SAVED = {"ddp": 0.85, "adaptdl": 0.52}
 MOST_ERROR_RATIO = 0.05
 
 _QUICK = (("A", "resnet50"), ("B", "resnet18"))
@@ -53,9 +52,9 @@ class _Case:
     Attributes:
         cluster: One of `MACHINES`.
         network_bps: Rate of each machine's interface, bits per second.
-        setting: The scenario and the noise curve.
         trained: Maps each system to its training.
-        error_anywhere: Largest error of the final model's prediction for any candidate batch.
+        error_anywhere: Largest relative error of the step times, over all candidate batches, that Cannikin's model
+            predicts at the end of the run.
     """
 
     cluster: str
@@ -74,7 +73,7 @@ class _Case:
 
     @property
     def error(self) -> float:
-        """Return the largest error of a prediction that a choice was based on; 0 if there was no such choice."""
+        """Return the largest relative error of a predicted step time that a choice of batch was based on."""
         return max(map(abs, self.trained["cannikin"].errors), default=0.0)
 
     def where(self) -> str:
@@ -103,7 +102,7 @@ class _Case:
 def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     """Train every model on both clusters with every system, and compare Cannikin's savings with its claims.
 
-    With ``quick`` there are one model a cluster, one network, two noise curves and fewer candidates.
+    ``quick`` takes one model for each cluster, one network, two noise curves and fewer candidate batches.
     """
     places = _QUICK if quick else [(cluster, model) for cluster in MACHINES for model in MODELS]
     networks, curves = (NETWORKS_BPS[:1], _QUICK_CURVES) if quick else (NETWORKS_BPS, tuple(NOISE_CURVES))
@@ -118,20 +117,16 @@ def reproduce_cannikin(quick: bool, tell: Callable[[str], None]) -> Reproduction
             if network_bps == NETWORKS_BPS[0]:
                 ablations += _ablations(next(case for case in made if case.setting.curve == MIDDLE))
     drawn = [case for case in cases if case.setting.curve == MIDDLE and case.network_bps == NETWORKS_BPS[0]]
+    times_s = {case.name: {system: each.time_s for system, each in case.trained.items()} for case in drawn}
+    batches = {case.name: {system: each.batches for system, each in case.trained.items()} for case in drawn}
     return Reproduction(
         _claims(cases),
         ablations,
         [case.row() for case in cases],
         _checks(cases),
         _REMARKS,
-        partial(draw_cannikin, [_panel(case) for case in drawn]),
+        partial(draw_cannikin, times_s, batches),
     )
-
-
-def _panel(case: _Case) -> TrainingPanel:
-    trained = case.trained.items()
-    times_s, batches = ({name: each.time_s for name, each in trained}, {name: each.batches for name, each in trained})
-    return TrainingPanel(case.name, times_s, batches)
 
 
 def _train(cluster: str, network_bps: float, setting: Setting) -> _Case:
@@ -159,7 +154,7 @@ def _ablations(case: _Case) -> list[Row]:
 def _claims(cases: Sequence[_Case]) -> list[Claim]:
     middle = [case for case in cases if case.setting.curve == MIDDLE]
     claims = []
-    for system, ratio in (("ddp", LEAST_AGAINST_DDP_RATIO), ("adaptdl", LEAST_AGAINST_ADAPTDL_RATIO)):
+    for system, ratio in LEAST_SAVED.items():
         for among, which in ((cases, "all settings"), (middle, "middle curve only")):
             best = max(among, key=lambda case: case.saves(system))
             claim = f"time to the target saved against {system}, percent, {which}"
@@ -176,20 +171,13 @@ def _claims(cases: Sequence[_Case]) -> list[Claim]:
 
 
 def _checks(cases: Sequence[_Case]) -> list[Check]:
-    return [
+    savings = [
         at_least(
-            "largest saving of time against ddp over all settings, percent",
-            100 * max(case.saves("ddp") for case in cases),
-            100 * LEAST_AGAINST_DDP_RATIO,
-        ),
-        at_least(
-            "largest saving of time against adaptdl over all settings, percent",
-            100 * max(case.saves("adaptdl") for case in cases),
-            100 * LEAST_AGAINST_ADAPTDL_RATIO,
-        ),
-        at_most(
-            "largest error of a predicted step time that a choice rested on, percent",
-            100 * max(case.error for case in cases),
-            100 * MOST_ERROR_RATIO,
-        ),
+            f"largest saving of time against {system} over all settings, percent",
+            100 * max(case.saves(system) for case in cases),
+            100 * least,
+        )
+        for system, least in LEAST_SAVED.items()
     ]
+    name = "largest error of a predicted step time that a choice rested on, percent"
+    return [*savings, at_most(name, 100 * max(case.error for case in cases), 100 * MOST_ERROR_RATIO)]

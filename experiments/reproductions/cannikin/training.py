@@ -1,8 +1,8 @@
-"""Training to a target under a rising noise scale, by Cannikin and by each system that it is compared with.
+"""Simulates training to a target with a rising gradient noise scale, by Cannikin and the systems compared with it.
 
-Progress is measured in samples at the efficiency of the first batch: a step of B samples adds B * efficiency(B) and
-takes the simulated step time. A run has `EPOCHS` parts of equal progress, at the beginning of which a system may choose
-another batch; all systems know the noise scale.
+Progress is counted in samples of the first batch's efficiency: a step of B samples takes the simulated step time and
+adds ``B * efficiency(B)``. A run has `EPOCHS` parts of equal progress, at the beginning of which a system may choose
+another batch. All systems know the noise scale.
 
 The kinds and numbers of GPUs are those of the paper; their machines and the network are assumed.
 """
@@ -27,8 +27,8 @@ from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed
 from planner.systems.cannikin.strategy import adaptdl, data_parallel_plan, lb_bsp, update_s
 from sim.simulator import Simulator
 
-# Cluster to its machines, each as kind and number of GPUs. Assumed: workstations of one GPU in A; in B one machine of
-# four A100, one of four V100, and one RTX 6000 a machine.
+# Maps a cluster to its machines, each with the kind and the number of its GPUs. Assumed: workstations of one GPU in A;
+# in B one machine of four A100, one of four V100, and eight machines of one RTX 6000.
 MACHINES: Mapping[str, Sequence[tuple[str, int]]] = {
     "A": (("a5000", 1), ("a4000", 1), ("p4000", 1)),
     "B": (("a100-40", 4), ("v100-16", 4), *((("rtx-6000", 1),) * 8)),
@@ -74,12 +74,11 @@ def with_batch(scenario: Scenario, batch: int) -> Scenario:
 
 
 class LearnedModel:
-    """Model of a cluster that one run learns from its steps.
+    """The model of a cluster's speed that Cannikin learns from the steps of a run.
 
     Args:
         scenario: The scenario that is trained; its batch may change.
-        overlap: Whether the model includes the overlap of all-reduces with the backward; otherwise it balances compute
-            and assumes that all-reduces follow it.
+        overlap: Whether all-reduces overlap with the backward in the model; otherwise they follow the backward.
     """
 
     def __init__(self, scenario: Scenario, *, overlap: bool = True) -> None:
@@ -101,7 +100,7 @@ class LearnedModel:
     def run(self, batch: int, *, even: bool = False) -> float:
         """Simulate a step of this batch and learn from it; return its time, seconds.
 
-        With ``even`` all devices have equal shares, instead of the shares that the model finds best.
+        With ``even`` all devices have equal shares, otherwise those with the least predicted step time.
         """
         plan = adaptdl(with_batch(self._scenario, batch)) if even else self._divided(batch)[0]
         return self._simulate(plan, batch, learn=True)
@@ -129,7 +128,7 @@ class LearnedModel:
         speeds = {name: self._nodes.speed(name) for name in self._scenario.cluster.by_name if self._nodes.knows(name)}
         lines = all(map(self._nodes.has_line, speeds))
         sums = self._sums.sums()
-        # The second step: shares in proportion to speeds, each known from a single step.
+        # In the second step, with each speed known from one step only, shares are in proportion to speeds.
         weighed = sums if lines and self._overlap else NO_SUMS
 
         def over_step(device: str, count: int) -> NodeSpeed:
@@ -153,14 +152,15 @@ class LearnedModel:
 EPOCHS = 100
 LARGEST_BATCH = 32
 
-# Noise scale at the beginning and at the end, in multiples of the first batch; in between it rises by equal ratios. The
-# tenfold rise is assumed, after the picture models in An Empirical Model of Large-Batch Training (2018).
+# Gradient noise scale at the beginning and at the end, in multiples of the first batch; in between it rises
+# exponentially. The tenfold rise is assumed, after the image models in An Empirical Model of Large-Batch Training
+# (McCandlish et al., 2018).
 NOISE_CURVES: Mapping[str, tuple[float, float]] = {"low": (0.5, 5.0), "middle": (2.0, 20.0), "high": (8.0, 80.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A scenario with its first batch, one of `NOISE_CURVES`, and the number of candidate batches."""
+    """A scenario with its first batch, the name of one of `NOISE_CURVES`, and the number of candidate batches."""
 
     scenario: Scenario
     curve: str
@@ -168,7 +168,7 @@ class Setting:
 
     @property
     def first_batch(self) -> int:
-        """Return the samples of a step at the beginning."""
+        """Return the number of samples of a step at the beginning of the run."""
         return self.scenario.training.global_batch
 
     @property
@@ -177,7 +177,7 @@ class Setting:
         return candidate_batches(self.first_batch, LARGEST_BATCH * self.first_batch, self.count)
 
     def noise_scale(self, epoch: int) -> float:
-        """Return the noise scale in the middle of a part of the run, samples."""
+        """Return the gradient noise scale in the middle of part ``epoch`` of the run, samples."""
         first, last = NOISE_CURVES[self.curve]
         return float(self.first_batch * first * (last / first) ** ((epoch + 0.5) / EPOCHS))
 
@@ -189,7 +189,7 @@ class Trained:
     Attributes:
         epochs_s: Seconds per unit of progress in each part of the run.
         batches: Number of samples of a step in each part of the run.
-        errors: Relative error of each predicted step time that a choice was based on.
+        errors: Relative errors of the predicted step times on which choices of a batch were based.
     """
 
     epochs_s: tuple[float, ...]
@@ -203,16 +203,16 @@ class Trained:
 
 
 def fixed(setting: Setting, plan: Callable[[Scenario], Plan]) -> Trained:
-    """Train with the first batch and the shares of a plan."""
+    """Train with the first batch and the plan that a strategy makes for it."""
     batch = setting.first_batch
     step_s = step_time_s(plan(setting.scenario), setting.scenario)
     return Trained((step_s / batch,) * EPOCHS, (batch,) * EPOCHS)
 
 
 def adaptive_even(setting: Setting) -> Trained:
-    """Train as AdaptDL does: even shares, and the batch with the best goodput.
+    """Train as AdaptDL does: even shares, and the batch with the highest goodput.
 
-    It is given the true step time of each candidate, so that only the even shares distinguish it from Cannikin.
+    AdaptDL gets the true step time of each candidate batch, so that only its shares are worse than Cannikin's.
     """
     epochs_s, batches, batch = [], [], setting.first_batch
     step_s = partial(_even_step_s, setting.scenario)
@@ -231,10 +231,10 @@ def _even_step_s(scenario: Scenario, batch: int) -> float:
 
 
 def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, LearnedModel]:
-    """Train as Cannikin does: learn from the steps, divide by OptPerf, choose the batch by predicted goodput.
+    """Train as Cannikin does: learn from the steps, divide by OptPerf, and choose the batch by predicted goodput.
 
-    The first part of the run has even shares, the second shares in proportion to speeds, both with the first batch.
-    ``overlap`` is that of `LearnedModel`.
+    The first part of the run has even shares, the second has shares in proportion to speeds, both with the first batch.
+    ``overlap`` is the argument of `LearnedModel`.
     """
     model = LearnedModel(setting.scenario, overlap=overlap)
     batch = setting.first_batch
@@ -254,9 +254,9 @@ def adaptive_learned(setting: Setting, overlap: bool = True) -> tuple[Trained, L
     return Trained(tuple(epochs_s), tuple(batches), tuple(errors)), model
 
 
+# The systems that Cannikin is compared with; all sum gradients in the same buckets during the backward.
 SYSTEMS: Mapping[str, Callable[[Setting], Trained]] = {
     "ddp": partial(fixed, plan=adaptdl),
     "lb-bsp": partial(fixed, plan=lb_bsp),
     "adaptdl": adaptive_even,
 }
-"""What Cannikin is compared with; all sum gradients in the same buckets, while backward goes on."""

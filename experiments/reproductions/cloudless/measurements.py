@@ -1,14 +1,14 @@
-"""Measures Cloudless-Training's claims: the cost of rented GPUs, the speed-up by rarer exchanges, and their accuracy.
+"""Measures Cloudless-Training's claims: the cost of rented GPUs, the speed-up by rarer exchanges, and the accuracy.
 
-Asynchronous pipelines wait for the WAN only at the bound on their staleness. Two bounds are measured: with one exchange
-in flight during the next steps, as in `planner.systems.cloudless.strategy`; and with none, where no step begins before
-the last exchange has arrived. For the second bound, with T_c the compute time of a step and tau the time of an
-exchange::
+Asynchronous pipelines wait for the WAN only when they reach the bound on their staleness. Two bounds are measured: one
+exchange in flight during the next steps, as in `planner.systems.cloudless.strategy`; and none, where every step waits
+for the last exchange. With T_c the compute time of a step, tau the time of an exchange, and f steps between exchanges,
+the second bound gives::
 
-    speed-up of f steps between exchanges = (T_c + tau) / (T_c + tau / f)
+    speed-up over an exchange in every step = (T_c + tau) / (T_c + tau / f)
 
-Accuracy is that of a classifier of handwritten digits, trained for real in two processes, with the scenario's WAN of
-100 Mbit/s emulated inside the processes (`--emulator shaper`).
+The accuracy is that of a classifier of handwritten digits, trained for real in two processes, with the scenario's WAN
+of 100 Mbit/s emulated inside the processes (`--emulator shaper`).
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ QUICK_RENTAL_STEPS = 16
 
 
 def rental_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    """Return each setting's savings, by the formula and simulated; ``quick`` takes those of four older GPUs only."""
+    """Return the savings of each setting, by the formula and simulated; ``quick`` takes the older GPUs only."""
     rows: list[Row] = []
     for generations, units, data in product(GENERATIONS[:1] if quick else GENERATIONS, UNITS, RATIOS):
         older, newer = (each.kind for each in generations)
@@ -82,13 +82,13 @@ def run_for(scenario: Scenario, plan: Plan, steps: int) -> Metrics:
     return measure(Simulator().run(scenario, plan, None, steps))
 
 
-# Number of steps, a multiple of every number of steps between exchanges.
+# Number of steps of a run, a multiple of every number of steps between exchanges.
 EXCHANGED_STEPS = 256
 QUICK_EXCHANGED_STEPS = 128
 
 
 def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
-    """Return speed-up and bytes of each method, for each number of steps between exchanges."""
+    """Return each method's speed-up, bytes and staleness, for each number of steps between exchanges."""
     rows: list[Row] = []
     for name, scenario in _exchange_settings(quick).items():
         tell(f"exchanges of {name}")
@@ -120,7 +120,7 @@ def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
 
 
 def _exchange_settings(quick: bool) -> dict[str, Scenario]:
-    """Map the model's name and a region's samples per step to the scenario with a server in each region."""
+    """Return scenarios with a server in each region, by the model's name and a region's samples per step."""
     settings = {} if quick else {"digits-mlp, 32": choose_scenario("digits")}
     settings["small-cnn, 32"] = server_scenario(SMALL_CNN, "cpu-core", 32)
     for size in (128,) if quick else (128, 256, 512):
@@ -136,11 +136,11 @@ def _speedup(run: Metrics, before: Metrics) -> float:
     return run.samples_per_s / before.samples_per_s
 
 
-# 45 epochs; before, the accuracy of any training still varies by percentage points from step to step.
+# 45 epochs; in earlier epochs the accuracy still varies by percentage points from step to step.
 TRAINED_STEPS = 1000
 
-# Bound on the staleness. Steps take milliseconds here and exchanges ten times as long: without a bound, each side would
-# finish its training before the first exchange arrives. Assumed: as many steps as there are between exchanges.
+# Bound on the staleness, steps. Here exchanges take ten times as long as steps; without a bound training would end
+# before the first exchange arrives. Assumed: as many steps as there are between exchanges.
 BOUND = 4
 
 METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}

@@ -41,7 +41,7 @@ _NOT_TRAINED = "Accuracy is not measured with --quick."
 
 
 def reproduce_cloudless(quick: bool, tell: Callable[[str], None]) -> Reproduction:
-    """Measure cost and speed in the simulator, and accuracy in real training, which ``quick`` leaves out."""
+    """Measure cost and speed in the simulator, and the accuracy in real training, which ``quick`` leaves out."""
     rental, exchange = rental_rows(quick, tell), exchange_rows(quick, tell)
     claims = [*_rental_claims(rental), *_speedup_claims(exchange)]
     checks = [*_rental_checks(rental), *_exchange_checks(exchange)]
@@ -72,7 +72,7 @@ def _rental_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _speedup_claims(rows: Sequence[Row]) -> list[Claim]:
-    """Return a claim for each model, with its best speed-up over the numbers of steps between exchanges."""
+    """Return a claim for each model: its largest speed-up over all numbers of steps between exchanges."""
     claims = []
     for model in dict.fromkeys(row["model"] for row in rows):
         best = max((row for row in rows if row["model"] == model), key=lambda row: float(row["asgd_ga"]))
@@ -107,7 +107,7 @@ def _exchange_checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def _ablations(quick: bool) -> list[Row]:
-    """Return rows of the whole system on one setting, and with one mechanism off at a time."""
+    """Return a row for the whole system in one setting, and a row with each mechanism off."""
     scenario = rental_scenario(GENERATIONS[0], 8, (1, 1))
     elastic, greedy = make_plan("cloudless", scenario), make_plan("greedy", scenario)
     plans = {
@@ -132,7 +132,7 @@ def _ablations(quick: bool) -> list[Row]:
 
 
 def _details(rental: Sequence[Row], exchange: Sequence[Row], accuracy: Sequence[Row]) -> list[Row]:
-    """Return all measurements, a row each."""
+    """Return a row for each measurement."""
     parts = (
         ("cost", rental, ("generations", "units", "data")),
         ("speed", exchange, ("model", "every")),

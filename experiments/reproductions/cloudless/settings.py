@@ -1,4 +1,4 @@
-"""The settings of Cloudless-Training's reproduction: two regions with their own data, and a varying WAN between them.
+"""The scenarios of Cloudless-Training's reproduction: two regions with their own data, and a varying WAN between them.
 
 The paper (arXiv 2303.05330) trained on two regions of a public cloud. All figures here are assumed, except those of
 datasheets and those with a named source.
@@ -31,7 +31,7 @@ SERVERS: Mapping[str, DeviceKind] = {kind.name: kind for kind in (_CORE, _SERVER
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A datasheet's kind of GPU for rent; its ``price_per_hour`` is on demand, in US dollars, without the host."""
+    """A kind of GPU for rent; ``price_per_hour`` is the price on demand, in US dollars, without the host."""
 
     kind: str
     price_per_hour: float
@@ -52,10 +52,7 @@ SMALL_CNN = LayerWork("small-cnn", 135e6, 1_940_000, 40, 3_000_000)
 
 
 def wan_trace(seed: int = 3) -> LinkTrace:
-    """Return a trace, repeated every ten minutes, of a cloud's path between countries, with a mean of 100 Mbit/s.
-
-    Its standard deviation is that of the preset: 13 % of the mean.
-    """
+    """Return the trace of a WAN, repeated every 10 minutes: mean 100 Mbit/s, standard deviation 13 % of the mean."""
     trace = preset("cloud-wan-colombia", duration_s=600.0, seed=seed)
     return replace(trace, bandwidth_bps=trace.bandwidth_bps * (WAN_BPS / trace.mean_bps), loops=True)
 
@@ -86,7 +83,7 @@ def rental_scenario(generations: tuple[Generation, Generation], units: int, data
 
 
 def server_scenario(work: LayerWork, server: str, region_batch: int) -> Scenario:
-    """Return a model on one of `SERVERS` in each region, each with ``region_batch`` samples a step."""
+    """Return a scenario with a model on one of `SERVERS` in each region, each with ``region_batch`` samples a step."""
     kind = SERVERS[server]
     devices = tuple(Device(f"{region}-server", kind.name, region, kind.memory_bytes) for region in REGIONS)
     return two_regions(devices, work, [kind], 2 * region_batch)

@@ -1,8 +1,7 @@
 """Reproduces DeepCEE's claim (arXiv 2505.15536): 1.3 to 2.8 times the throughput of other systems, across regions.
 
-The 9 settings are a Latin square, chosen before anything was measured: each cluster is combined with every model and
-every link once. A tenth setting is the first one with its devices named in turn, region after region. All runs are
-simulated.
+Nine settings form a Latin square: each cluster is combined with every model and every link once. The tenth setting is
+the first one with another order of devices: one device of each region in turn. All runs are simulated.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +45,8 @@ MECHANISMS: Mapping[str, Mechanisms] = {
     "latency-aware depth": Mechanisms(latency_aware_depth=False),
 }
 
-# A permanent drop after so many seconds, to these shares of the link's rate; and a link that is declared as fast as the
-# others but has the published rates of mobile paths. The claim "above 1" is taken as 1 % at least.
+# The adapter runs on a link whose rate drops for good at DROP_AT_S seconds to each share of DROPS, and on a link whose
+# declared rate is constant but whose real one is a trace of mobile paths. A gain of at least 1 % counts as above 1.
 DROP_AT_S = 40.0
 LEAST_GAIN = 1.01
 DROPS = (0.5, 0.3)
@@ -57,7 +56,7 @@ TRACE_PRESET, TRACE_S = "5g-mmwave", 600.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A cluster, a model, the links between regions, and whether devices are named in turn, region after region."""
+    """A cluster, a model, the links between regions, and whether devices of all regions are listed in turn."""
 
     cluster: str
     model: str
@@ -67,12 +66,12 @@ class Setting:
 
     @property
     def scenario(self) -> Scenario:
-        """Return the scenario of the setting."""
+        """Return the scenario with this cluster, model and links."""
         return deepcee_scenario(self.cluster, self.model, self.bandwidth_bps, self.latency_s, mixed=self.mixed)
 
     @property
     def title(self) -> str:
-        """Describe the setting in words."""
+        """Return the setting as text."""
         link = f"{self.bandwidth_bps / 1e9:g} Gbit/s, {self.latency_s * 1e3:g} ms"
         return f"{self.cluster}{' in turn' if self.mixed else ''}; {self.model}; {link}"
 
@@ -96,7 +95,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
         [*ablations, *({**_no_ablation(), **row} for row in adapted)],
         details,
         [
-            # Where one region alone is fastest, there is no pipeline across regions on which to check the claim.
+            # Settings in which one region alone is fastest have no pipeline across regions, and do not count.
             at_least(
                 "smallest ratio to the best baseline, plans that cross regions", min(across, default=0.0), LEAST_RATIO
             ),
@@ -163,7 +162,7 @@ def _no_ablation() -> Row:
 
 
 def _changing_links() -> dict[str, LinkTrace]:
-    """Return traces with changing rates for the links between the first two regions, by name."""
+    """Return traces for the links between the first two regions, by name: drops of the rate, and mobile paths."""
     whole_bps = FIRST[2]
     times_s = np.array([0.0, DROP_AT_S])
     traces = {

@@ -1,9 +1,9 @@
-"""The clusters, models and links of DeepCEE's reproduction.
+"""The scenarios of DeepCEE's reproduction, and the throughput of its baselines.
 
-Published: cloud, edge and end; fast links inside a region, slow and unstable ones between regions. Assumed: every
-device, width, length, batch and microbatch below, with 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms
-between regions, GPT-like models of 1 to 7 billion parameters and a vision model. Times are those of the roofline
-(`planner.scenario.roofline`) for 32-bit tensors that are multiplied in TF32 where the GPU has it.
+From the paper: regions of the kinds cloud, edge and end, with fast links inside and slow, unstable links between them.
+Assumed: all devices, models and batches below; 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms between
+regions. Times are those of the roofline (`planner.scenario.roofline`) for 32-bit tensors, multiplied in TF32 on GPUs
+that have it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from functools import cache
 from itertools import combinations
 
 from experiments.reproductions.architectures import gpt, vit_huge
-from planner.adapt.policy import Policy
 from planner.cost.in_flight import plain_depths
 from planner.plan.microbatches import even_cut, even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -33,15 +32,16 @@ SLOW_TO_PLAN = "asteroid"
 BASELINES = ("megatron", DATA_PARALLEL, SLOW_TO_PLAN, "zb-h1-equal")
 
 
-def throughput(scenario: Scenario, plan: Plan, steps: int, policy: Policy | None = None) -> float:
-    """Return a plan's simulated samples per second."""
-    return measure(Simulator().run(scenario, plan, policy, steps)).samples_per_s
+def throughput(scenario: Scenario, plan: Plan, steps: int) -> float:
+    """Return the simulated throughput of a plan, samples/s."""
+    return measure(Simulator().run(scenario, plan, None, steps)).samples_per_s
 
 
 def baseline_throughput(name: str, scenario: Scenario, steps: int) -> tuple[float, str]:
-    """Return a baseline's simulated samples per second, 0 if it does not run, and a remark on how or why not.
+    """Return the simulated throughput of a baseline, samples/s, and a remark on how it runs or why it does not.
 
-    Data parallelism that does not fit into memory is replaced by a pipeline in each region.
+    The throughput is 0 if the baseline does not fit into memory. Data parallelism that does not fit is replaced by a
+    pipeline in each region.
     """
     try:
         return throughput(scenario, make_plan(name, scenario), steps), "runs"
@@ -55,7 +55,7 @@ def baseline_throughput(name: str, scenario: Scenario, steps: int) -> tuple[floa
 
 
 def regional_pipelines(scenario: Scenario) -> Plan:
-    """Return data parallelism over regions, each a uniform 1F1B pipeline, with even parts of the batch."""
+    """Return a plan with a uniform 1F1B pipeline in each region, each of which takes an equal part of the batch."""
     cluster, layers = scenario.cluster, len(scenario.model.layers)
     parts = even_cut(scenario.training.global_batch, len(cluster.regions))
     pipelines = []
@@ -78,7 +78,7 @@ GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 
 VISION_MODEL = "vit-huge"
 MODELS = (*GPT_SIZES, VISION_MODEL)
 
-# Samples (sequences or pictures) of an update, and of a microbatch for strategies that do not choose its size.
+# Samples (sequences or images) of a step, and of a microbatch for strategies that do not choose its size.
 BATCHES = {**dict.fromkeys(GPT_SIZES, (64, 2)), VISION_MODEL: (256, 8)}
 
 
@@ -131,7 +131,7 @@ def deepcee_scenario(
         model: Name of the model.
         bandwidth_bps: Rate of each link between two regions, bits per second.
         latency_s: One-way latency of these links, seconds.
-        mixed: Whether the cluster lists its devices in turn, one of each region, instead of region by region.
+        mixed: Whether the cluster lists one device of each region in turn, instead of region by region.
         trace: Rate over time of the links between the first two regions; None for constant rates.
     """
     sites = CLUSTERS[cluster]

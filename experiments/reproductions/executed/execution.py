@@ -1,11 +1,11 @@
-"""Executes reproductions: runs a system and its rivals for real, and compares the ratios with the simulator's.
+"""Runs published systems and their rivals for real, and compares the ratios of throughputs with the simulator's.
 
-A process for each device computes for the profiled times and moves true bytes over emulated links, under real TCP. The
-ratio of the system's throughput to each rival's is measured in both backends.
+In a real run a process for each device waits for the profiled time of each action and sends true bytes over emulated
+links, with real TCP. The ratio of the system's throughput to each rival's is measured in both backends.
 
-Scenarios with too many bytes for two cores, or with too long steps, are scaled. If all bytes and rates are divided by
-one number, no time changes; if all times are divided and all rates multiplied by another, the ratio of any two times
-stays. So the scaled scenario has the ratios of the whole one, up to the rounding of bytes
+Scenarios with too many bytes for this machine, or with too long steps, are scaled. Dividing all bytes and all rates by
+one number changes no time. Dividing all times and multiplying all rates by another number keeps the ratio of any two
+times. Therefore the scaled scenario has the ratios of the original one, up to the rounding of bytes
 (tests/experiments/reproductions/test_scaling.py), and any difference of a real run is due to this machine.
 """
 
@@ -47,7 +47,7 @@ _NUMBER_BYTES = 4
 def scaled(scenario: Scenario, smaller: float, quicker: float) -> Scenario:
     """Return the scenario with all bytes divided by ``smaller`` and all times divided by ``quicker``.
 
-    Devices keep their memory, so that plans that fitted still fit.
+    Devices keep their memory, so that plans still fit.
     """
     bandwidth = quicker / smaller
     cluster = scenario.cluster
@@ -115,13 +115,12 @@ class Comparison:
     """A comparison of a system with its rivals in one setting.
 
     Attributes:
-        setting: The setting in words.
         scenario: The scenario, not scaled.
-        contenders: Name of each contender to its plan and the name of its policy; the first one is the system.
-        steps: Number of training steps of each run, with a first one that is not counted.
-        step_s: Step time of the quickest contender after scaling, seconds, with as many bytes as this machine carries.
-            Short steps are lengthened, since this machine takes time for every message. None for no scaling.
-        per_dollar: Whether to compare samples per US dollar, instead of samples per second.
+        contenders: Maps the name of each contender to its plan and its policy; the first contender is the system.
+        steps: Number of training steps of each run, including a first one that is not counted.
+        step_s: Step time of the quickest contender after scaling, seconds; None for no scaling. Short steps are
+            lengthened, since this machine takes time for every message.
+        per_dollar: Whether to compare samples per US dollar instead of samples per second.
     """
 
     setting: str
@@ -158,7 +157,7 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
 
 
 def executed_check(rows: Sequence[Row]) -> Check:
-    """Check the executed ratios against the simulated ones."""
+    """Return the check of the largest difference of an executed ratio from the simulated one."""
     worst = max(abs(float(row["points"])) for row in rows)
     return at_most("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS)
 
@@ -171,7 +170,7 @@ def _rate(comparison: Comparison, record: RunRecord) -> float:
 
 
 def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
-    """Return the scaled scenario with the effects of TCP, and the scaling in words."""
+    """Return the scaled scenario with the effects of TCP, and a text that describes the scaling."""
     scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP))
     if comparison.step_s is None:
         return scenario, "at true size"
@@ -195,10 +194,10 @@ EXCHANGE_STEPS = 48
 # Seconds of a step with hundreds of messages between eight devices, and of a step with few messages.
 LONG_S, SHORT_S = 2.0, 0.5
 
-# Number of steps where one contender takes tens of times as long as the other.
+# Number of steps if one contender takes tens of times as long as the other.
 FEW_STEPS = 3
 
-# The first setting of DeepCEE's reproduction, and a drop of its links that stays.
+# The first setting of DeepCEE's reproduction, and a permanent drop of the rate of its links.
 _CLUSTER, _MODEL, _WAN_BPS, _WAN_S = "data centres", "gpt-2.7b", 1e9, 0.01
 _DROP_AT_S, _DROP_TO = 40.0, 0.3
 
@@ -207,7 +206,7 @@ _NETWORK_BPS = 10e9
 
 
 def deepcee_comparisons() -> list[Comparison]:
-    """Return pipelines across three data centres, with devices region by region and in turn, and a drop of a link."""
+    """Return comparisons of pipelines across three data centres: with two orders of devices, with a link that drops."""
     comparisons = []
     for mixed in (False, True):
         scenario = deepcee_scenario(_CLUSTER, _MODEL, _WAN_BPS, _WAN_S, mixed=mixed)
@@ -232,7 +231,7 @@ def deepcee_comparisons() -> list[Comparison]:
 
 
 def asteroid_comparisons() -> list[Comparison]:
-    """Return Jetson boards on a LAN; recovery is measured by ``ropebridge bench recovery``."""
+    """Return comparisons on Jetson boards on a LAN; ``ropebridge bench recovery`` measures recovery."""
     mobile, efficient = (edge_scenario(model, CLUSTERS["4 boards"], 32) for model in ("MobileNetV2", "EfficientNet-B1"))
     pipelines = _planned(mobile, ("asteroid", "gpipe", "pipedream", "dapple"))
     parallel = _planned(efficient, ("asteroid", "ddp"))
@@ -243,7 +242,7 @@ def asteroid_comparisons() -> list[Comparison]:
 
 
 def cannikin_comparisons() -> list[Comparison]:
-    """Return three unlike GPUs, with shares by OptPerf from the start, and with shares that the policy learns."""
+    """Return comparisons on three unlike GPUs, with shares by OptPerf from the start, and with learned shares."""
     scenario = base_scenario("A", "resnet50", _NETWORK_BPS)
     where = "resnet50, cluster A, 10 Gbit/s"
     planned = _planned(scenario, ("cannikin", "ddp", "lb-bsp"))
@@ -255,7 +254,7 @@ def cannikin_comparisons() -> list[Comparison]:
 
 
 def cloudless_comparisons() -> list[Comparison]:
-    """Return two regions that exchange updates rarely or in every step, and GPUs that are given back."""
+    """Return comparisons of exchanging updates rarely or in every step, and of renting fewer GPUs."""
     small = server_scenario(SMALL_CNN, "cpu-core", 32)
     large = server_scenario(RESNET_18, "cpu-server", 128)
     comparisons = [

@@ -81,7 +81,7 @@ def test_any_folder_of_runs_is_simulated(measured: Path, monkeypatch: pytest.Mon
 def test_too_few_runs_are_refused(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(measured))
     (measured / "measured-toy-1m" / "run-4.json").unlink()
-    with pytest.raises(InputError, match="3 measured runs; 4 or more"):
+    with pytest.raises(InputError, match="3 measured runs are too few; give 4 or more"):
         measure_accuracy(True, be_quiet)
 
 
