@@ -10,12 +10,10 @@ Row = Mapping[str, str | float | int]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A measured figure and the fixed limit, its bar, that the figure must meet.
+    """A measured figure, ``value``, and the fixed limit, ``bar``, that the figure must meet.
 
     Attributes:
         name: The quantity that is measured, with its unit.
-        value: The figure that was measured.
-        bar: The limit that the figure must meet.
         at_most: Whether the bar is an upper limit; otherwise it is a lower limit.
     """
 
@@ -73,7 +71,6 @@ class Claim:
     """One headline claim of a published system.
 
     Attributes:
-        claim: The claim in words.
         paper: The paper's figure, with its unit: ``up to 12.2x``.
         measured: The figure measured here, in the same unit.
         setting: The setting of the measurement; figures that the paper does not give are marked as assumed.
@@ -90,7 +87,6 @@ class Reproduction:
     """The measurements of a published system.
 
     Attributes:
-        claims: The headline claims.
         ablations: Rows of the system with one mechanism off at a time, and the loss of performance.
         details: Rows of every measured setting.
         checks: Checks of the measured figures against those that the paper claims.

@@ -59,13 +59,9 @@ _DIGITS = 5
 
 
 def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
-    """Measure a model's layers, write or complete its model file, and return the text to print.
+    """Measure a model's layers, write or complete its model file, and return a table, or JSON in SI units.
 
-    Args:
-        config: What to measure, checked by `check_config`.
-        output: The model file to write or complete.
-        as_json: Whether to return JSON, in SI units, instead of a table.
-        tell: Called with lines about the progress if there is no terminal for a progress bar.
+    ``config`` has been checked by `check_config`.
 
     Raises:
         InputError: The model cannot be built, or the file is of another model.

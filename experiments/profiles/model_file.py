@@ -36,11 +36,7 @@ class ModelLayers:
 def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
     """Check, before a measurement, that `add_to_model_file` will be able to add this model's costs to a file.
 
-    Args:
-        path: The file, which need not exist.
-        name: Name of the model.
-        code: The model's code and arguments.
-        layers: Number of its layers; None if it is not known yet.
+    The file need not exist. ``layers`` is the number of the model's layers, None if it is not known yet.
 
     Raises:
         InputError: The file is damaged, or describes a model of another name, other code or another number of layers.

@@ -222,7 +222,6 @@ class TrainedModel:
     """A model and its training.
 
     Attributes:
-        name: Name of the model with its data set.
         optimizer: One of `planner.scenario.training.OPTIMIZER_STATES`.
         first_batch: Number of samples of the first steps, as in the paper that published the model.
     """

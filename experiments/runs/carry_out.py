@@ -29,15 +29,10 @@ def carry_out(
     output: Path | None,
     make_backend: Callable[[Path | None], Backend],
 ) -> RunRecord:
-    """Run a scenario in a backend, and write the run folder if one is given.
+    """Run a scenario in a backend, and write the run folder ``output`` unless it is None.
 
-    Args:
-        scenario: The scenario to run.
-        plan: The plan of the first step.
-        policy: An adaptation policy or its name; None keeps the plan.
-        steps: Number of training steps.
-        output: The run folder; None writes none.
-        make_backend: Returns the backend for a folder into which the run is being written.
+    ``policy`` is an adaptation policy or its name; None keeps the plan. ``make_backend`` takes the folder into which
+    the run is being written, or None, and returns the backend.
     """
     chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
     with new_folder(output) if output is not None else nullcontext() as folder:

@@ -199,13 +199,9 @@ SweepWatch = Callable[[int, int], None]
 def sweep_lines(
     left: int, before: int, tell: Tell = tell_on_stderr, clock_s: Callable[[], float] = time.monotonic
 ) -> SweepWatch:
-    """Return a callback that reports the progress of a sweep as a line now and then.
+    """Return a callback that reports the progress of a sweep as lines, at least `SWEEP_LINE_EVERY_S` seconds apart.
 
-    Args:
-        left: Number of points to carry out.
-        before: Number of points that were already done.
-        tell: Called with each line.
-        clock_s: Returns the time in seconds.
+    ``left`` points are to be carried out, and ``before`` were done already. ``clock_s`` returns the time in seconds.
     """
     start_s = told_s = clock_s()
     done = failed = 0

@@ -24,7 +24,6 @@ class Sweep:
         settings: Settings of every run, by the names in `SETTINGS`; a parameter of the same name overrides a setting.
         parameters: The parameters, in the order of the file.
         draws: Number of draws of the random parameters; 1 if there are none.
-        slurm: Settings of Slurm's jobs.
     """
 
     path: Path

@@ -45,18 +45,10 @@ def carry_out_sweep(
     *,
     failed_again: bool,
 ) -> Result:
-    """Carry out the unfinished points of a sweep, and write the table.
+    """Carry out the unfinished points of a sweep, with ``failed_again`` also failed ones, and write the table.
 
-    After an interruption the table has all points that were finished by then.
-
-    Args:
-        sweep: The sweep to carry out.
-        points: All points of the sweep.
-        folder: The folder for table and logs.
-        engine: The engine that carries out points.
-        showing: Takes the numbers of unfinished and of all points; returns a context manager that yields the callback
-            for progress.
-        failed_again: Whether to carry out failed points again.
+    After an interruption the table has all points that were finished by then. ``showing`` takes the numbers of
+    unfinished and of all points, and returns a context manager that yields the callback for progress.
 
     Raises:
         InputError: The folder holds anything but this sweep.

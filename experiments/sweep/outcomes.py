@@ -23,7 +23,6 @@ class Outcome:
         status: `OK` or `FAILED`.
         error: Error of a failed point; empty for a point that succeeded.
         metrics: Maps the name of a metric to its value; empty if the point failed.
-        wall_s: Duration of the simulation, seconds.
         ended_s: Time of the point's end, seconds since 1970.
     """
 

@@ -70,7 +70,7 @@ class Point:
     Attributes:
         number: Index of the point in the sweep.
         key: Digest of the values of all parameters and of the files that they name.
-        values: Parameter name to value.
+        values: Maps each parameter's name to its value.
     """
 
     number: int

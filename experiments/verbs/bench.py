@@ -55,15 +55,10 @@ def bench(
     tell: Callable[[str], None],
     files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
 ) -> tuple[str, bool]:
-    """Run a bench; return what to print and whether every check holds.
+    """Run one of `BENCHES`, with ``quick`` on fewer cases; return what to print and whether every check holds.
 
-    Args:
-        name: One of `BENCHES`.
-        quick: Whether to measure fewer cases and steps.
-        as_json: Whether to print JSON.
-        tell: Called with lines about the progress.
-        files: Paths of runs, layer times, layer sizes and network, and the model's name, for `find_measured_files`;
-            only bench ``accuracy`` takes them.
+    ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
+    model's name. Only bench ``accuracy`` takes them.
 
     Raises:
         InputError: There is no such bench, or it takes no files but some are given.

@@ -37,14 +37,7 @@ def deploy(
 ) -> str:
     """Write the files of a job into a new folder, and submit the job if ``submits``; return what to print.
 
-    Args:
-        scenario: The scenario to train.
-        plan: The plan of the first step.
-        run: Settings of the run on the hosts.
-        target_name: Name of the system that starts the job, such as ``ssh`` or ``slurm``.
-        hosts_path: The YAML file that describes the hosts.
-        output: The folder, whose name the job gets.
-        submits: Whether to submit the job to the target.
+    The target is the system that starts the job, such as ``ssh`` or ``slurm``. The job gets the name of the folder.
 
     Raises:
         InputError: The job cannot run on these hosts, or the target lacks something.

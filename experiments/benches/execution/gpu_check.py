@@ -46,9 +46,7 @@ class GpuCheck:
 
     Attributes:
         equal: Cases that two ranks and one process train, in each variant of ``ways``.
-        ways: The variants of training.
-        timed: Cases whose layers are timed, and whose steps are predicted and measured.
-        schedules: Schedules of the predicted steps.
+        timed: Cases whose layers are timed, and whose steps are predicted and measured with each of ``schedules``.
         repeats: Number of measurements of each layer; the median counts.
     """
 

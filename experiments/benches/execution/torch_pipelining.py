@@ -39,17 +39,16 @@ TIMEOUT_S = 120.0
 class PipeliningRun:
     """Parameters of a run: paced compute sleeps, real compute trains the example GPT with AdamW.
 
+    ``learning_rate`` and ``weight_decay`` are AdamW's.
+
     Attributes:
         schedule: Name of the schedule; ``zb-v`` puts two stages on each rank.
-        steps: Number of measured steps.
         warmup_steps: Number of steps before the measured ones, 1 or more: torch infers shapes in its first step.
         activation_bytes: Size of one microbatch between two stages; for paced compute.
         action_s: Seconds that a rank takes for one microbatch in all its stages, for each of forward, input gradient
             and weight gradient; for paced compute.
         microbatch_samples: Number of sequences in a microbatch; for real compute.
         model: Arguments of the example GPT; for real compute.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
     """
 
     schedule: Literal["gpipe", "1f1b", "zb-v"]

@@ -34,11 +34,9 @@ LOCAL_LATENCY_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class PublishedFleet:
-    """A fleet on which planners were compared side by side; all figures are the published ones.
+    """A fleet of A100-40 and V100-16 GPUs on which planners were compared side by side.
 
     Attributes:
-        a100: Number of GPUs of kind A100-40.
-        v100: Number of GPUs of kind V100-16.
         published_per_s: Iterations per second of the best published planner's plan, by the closed form.
         published_search_s: Seconds that this planner searched.
         bar_per_s: Iterations per second that a plan must reach: those of the best plan known, found by brute force.

@@ -29,7 +29,6 @@ class TrainedCase:
     """A model that two ranks train.
 
     Attributes:
-        name: Name of the model in the bench's rows.
         samples: Number of samples in a microbatch.
         kind: Kind of both devices: ``cpu`` computes on the CPU, other kinds on a GPU if there is one.
         bandwidth_bps: Assumed rate of this machine's loopback in the simulation, each way, bits per second.

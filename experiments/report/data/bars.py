@@ -20,7 +20,6 @@ class BarKind:
     """The style of one kind of bar.
 
     Attributes:
-        label: Name of the kind in the legend.
         offset: Distance of the bar's middle below the middle of the device's row, as a share of the row's height.
         height: Height of the bar as a share of the row's height.
     """
@@ -91,7 +90,6 @@ class Bars:
         size: Index of the number of bytes on the wire in `sizes_bytes`.
         peers: Names of devices; the first name is empty, for events without another device.
         actions: Names of actions, as in events.
-        sizes_bytes: All sizes that occur, bytes.
     """
 
     kind: NDArray[np.uint8]

@@ -65,11 +65,8 @@ def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
 def mean_between(start_s: FloatArray, end_s: FloatArray, height: FloatArray, edges_s: FloatArray) -> FloatArray:
     """Return the mean of a sum of box functions over each interval, shape (len(edges_s) - 1,).
 
-    Args:
-        start_s: Start of each box, seconds, shape (n,).
-        end_s: End of each box, seconds, shape (n,).
-        height: Height of each box, shape (n,).
-        edges_s: Rising times that bound the intervals, seconds.
+    Each box lasts from ``start_s`` to ``end_s`` (seconds) at a ``height``, all of shape (boxes,). The rising times
+    ``edges_s`` bound the intervals.
     """
     times_s = np.concatenate((start_s, end_s))
     order = np.argsort(times_s, kind="stable")

@@ -23,7 +23,6 @@ class RunView:
 
     Attributes:
         index: Index among the runs of the figure.
-        record: The run to show.
         name: Name of the run, unique in the figure.
     """
 

@@ -20,11 +20,8 @@ _CHARACTERS = 150
 def draw_decisions(axes: Axes, run: RunView, row: int, *, over_time: bool) -> None:
     """Draw a vertical line for each decision of a run, with the decision's number above the panel if there is room.
 
-    Args:
-        axes: The panel, whose horizontal limits are set already.
-        run: The run whose decisions are drawn.
-        row: Row of the numbers above the panel.
-        over_time: Whether the horizontal axis is time, seconds from the start of the run; otherwise it is steps.
+    The horizontal limits must be set already. The horizontal axis has seconds from the start of the run with
+    ``over_time``, otherwise steps. Each run has a row of numbers above the panel.
     """
     left, right = axes.get_xlim()
     taken = float("-inf")

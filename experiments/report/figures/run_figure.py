@@ -96,11 +96,6 @@ def draw_runs(records: Sequence[RunRecord], path: Path, *, names: Sequence[str] 
     From the top: the pipeline of each run over the same few steps and the same length of time, the capacity and traffic
     of the links between regions, and the time of every step.
 
-    Args:
-        records: One or several runs, for example a simulation and the real run.
-        path: The file to write.
-        names: Names of the runs; None for the names of `run_names`.
-
     Raises:
         InputError: The runs have no step in common, or the file cannot be written.
     """

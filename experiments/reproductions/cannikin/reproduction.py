@@ -50,7 +50,6 @@ class _Case:
     """One setting, trained by all systems.
 
     Attributes:
-        cluster: One of `MACHINES`.
         network_bps: Rate of each machine's interface, bits per second.
         trained: Maps each system to its training.
         error_anywhere: Largest relative error of the step times, over all candidate batches, that Cannikin's model

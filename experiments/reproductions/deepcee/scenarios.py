@@ -124,15 +124,10 @@ def deepcee_scenario(
     mixed: bool = False,
     trace: LinkTrace | None = None,
 ) -> Scenario:
-    """Return one of `MODELS` on one of `CLUSTERS`.
+    """Return one of `MODELS` on one of `CLUSTERS`, whose links between regions have the given rate and latency.
 
-    Args:
-        cluster: Name of the cluster.
-        model: Name of the model.
-        bandwidth_bps: Rate of each link between two regions, bits per second.
-        latency_s: One-way latency of these links, seconds.
-        mixed: Whether the cluster lists one device of each region in turn, instead of region by region.
-        trace: Rate over time of the links between the first two regions; None for constant rates.
+    With ``mixed`` the cluster lists one device of each region in turn, instead of region by region. ``trace`` is the
+    rate over time of the links between the first two regions.
     """
     sites = CLUSTERS[cluster]
     kinds = list(dict.fromkeys(kind for site in sites for kind, _ in site.devices))

@@ -115,7 +115,6 @@ class Comparison:
     """A comparison of a system with its rivals in one setting.
 
     Attributes:
-        scenario: The scenario, not scaled.
         contenders: Maps the name of each contender to its plan and its policy; the first contender is the system.
         steps: Number of training steps of each run, including a first one that is not counted.
         step_s: Step time of the quickest contender after scaling, seconds; None for no scaling. Short steps are
