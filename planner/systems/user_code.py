@@ -3,18 +3,14 @@
 A plan never names such a file, so reading a plan runs no code.
 """
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from traces.common.errors import InputError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 
 @contextmanager
@@ -39,13 +35,6 @@ def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
         raise InputError(f"{failure}: {type(error).__name__}: {first_line}", where=str(path), valid=valid) from error
 
 
-class _NoBytecodeLoader(SourceFileLoader):
-    """A loader that discards compiled code, so that no ``__pycache__`` appears beside the user's file."""
-
-    def set_data(self, path: str, data: "ReadableBuffer", *, _mode: int = 0o666) -> None:
-        pass
-
-
 def load_function(path: Path, function: str, what: str, signature: str) -> Callable[..., Any]:
     """Import a Python file and return one of its functions.
 
@@ -63,13 +52,11 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     if path.suffix != ".py":
         raise InputError(f"the {what} file is not a Python file", where=str(path), valid="name a file that ends in .py")
     name = f"ropebridge_user_{what}_{path.stem}"
-    loader = _NoBytecodeLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None, "`spec_from_loader` returns a spec for every file loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):
-        loader.exec_module(module)
+        # An import by importlib would write a `__pycache__` beside the user's file.
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     found = getattr(module, function, None)
     if not callable(found):
         raise InputError(f"the {what} file has no function '{function}'", where=str(path), valid=f"define {signature}")

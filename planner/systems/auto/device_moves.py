@@ -66,14 +66,11 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
             # Swaps of two stages of one pipeline with a single replica each come from `_with_swapped_stages`.
             if one < other and (one[0] != other[0] or len(ours) + len(theirs) > 2):
                 for there, taken in enumerate(theirs):
-                    here = replace(taken, share=replica.share), replace(replica, share=taken.share)
-                    yield _with_replicas(
-                        plan,
-                        {
-                            one: (*ours[:index], here[0], *ours[index + 1 :]),
-                            other: (*theirs[:there], here[1], *theirs[there + 1 :]),
-                        },
-                    )
+                    swapped = {
+                        one: (*ours[:index], replace(taken, share=replica.share), *ours[index + 1 :]),
+                        other: (*theirs[:there], replace(replica, share=taken.share), *theirs[there + 1 :]),
+                    }
+                    yield _with_replicas(plan, swapped)
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:

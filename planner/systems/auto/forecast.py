@@ -182,19 +182,14 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
     def path(source: str, target: str) -> ConstantRatePath:
         links = scenario.cluster.path(source, target)
         seen = [(states.get(link.name), link) for link in links]
-        rate_bps = min(
-            (
-                state.rate_bps if state else payload_bps(scenario.effects.network, link.bandwidth_bps)
-                for state, link in seen
-            ),
-            default=math.inf,
-        )
+        network = scenario.effects.network
+        rates_bps = [state.rate_bps if state else payload_bps(network, link.bandwidth_bps) for state, link in seen]
         latency_s = sum(state.latency_s if state else link.latency_s for state, link in seen)
         jitter_s = sum(link.jitter_s for state, link in seen if state is None)
-        rate_bps = max(rate_bps, LEAST_BPS) / factors.get((source, target), 1.0)
+        rate_bps = max(min(rates_bps, default=math.inf), LEAST_BPS) / factors.get((source, target), 1.0)
         # Sampled rates are those that messages reached: they already include the effect of the link's size curve.
         curves = tuple(link.size_curve for state, link in seen if state is None and link.size_curve is not None)
-        return ConstantRatePath(rate_bps, latency_s, curves, scenario.effects.network.share, jitter_s)
+        return ConstantRatePath(rate_bps, latency_s, curves, network.share, jitter_s)
 
     return path
 

@@ -90,17 +90,14 @@ def _with_samples(plan: Plan, scenario: Scenario, group: Sequence[int], samples:
     shares = even_cut(samples, len(group))
     for share in set(shares):
         own = [index for index, part in zip(group, shares, strict=True) if part == share]
-        fitted = with_hiding_depths(_resized(plan.pipelines[own[0]], share), scenario)
+        first = plan.pipelines[own[0]]
+        # Microbatches keep about their old size.
+        count = max(1, round(share / max(first.microbatches)))
+        fitted = with_hiding_depths(replace(first, microbatches=even_cut(share, min(count, share))), scenario)
         if fitted is None:
             return None
         plan = _in_all(plan, own, fitted)
     return plan
-
-
-def _resized(pipeline: Pipeline, samples: int) -> Pipeline:
-    """Return the pipeline with ``samples`` samples per step, in microbatches of about the old size."""
-    count = max(1, round(samples / max(pipeline.microbatches)))
-    return replace(pipeline, microbatches=even_cut(samples, min(count, samples)))
 
 
 # Share by which a change must lower the score, so that rounding errors do not count as improvements.

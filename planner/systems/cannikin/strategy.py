@@ -51,17 +51,22 @@ def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, device
     """
     names = tuple(devices) or tuple(scenario.cluster.by_name)
     most = tuple(fitting_samples(scenario, name) for name in names)
-    if not any(most):
-        raise _too_large(scenario, strategy, names)
     batch = scenario.training.global_batch
-    for count in range(ceil(batch / sum(most)), batch + 1):
+    for count in range(ceil(batch / sum(most)), batch + 1) if any(most) else ():
         microbatches = even_cut(batch, count)
         samples = divide(microbatches[0], count, names, most)
         plan = plan_of_samples(scenario, strategy, names, samples, microbatches)
         # `divide` respects memory for the first microbatch; rounding may give a device more samples of another one.
         if fitting_depths((1,), plan.pipelines[0].stages, scenario, microbatches) is not None:
             return plan
-    raise _too_large(scenario, strategy, names)
+    largest = max((scenario.cluster.by_name[name] for name in names), key=lambda device: device.memory_bytes)
+    needed = needed_bytes(scenario, _whole_model(scenario), 1, 1)
+    raise InputError(
+        f"the whole model needs {size_text(needed)} for one sample, and device '{largest.name}', the largest, has "
+        f"{size_text(largest.memory_bytes)}",
+        where=f"strategy '{strategy}'",
+        valid=f"take {max(1, needed - largest.memory_bytes)} bytes more of memory, or a strategy that splits the model",
+    )
 
 
 def plan_of_samples(
@@ -163,14 +168,3 @@ def fitting_samples(scenario: Scenario, device: str) -> int:
 
 def _whole_model(scenario: Scenario) -> Stage:
     return Stage(0, len(scenario.model.layers), (), in_flight=1)
-
-
-def _too_large(scenario: Scenario, strategy: str, devices: Sequence[str]) -> InputError:
-    largest = max((scenario.cluster.by_name[name] for name in devices), key=lambda device: device.memory_bytes)
-    needed = needed_bytes(scenario, _whole_model(scenario), 1, 1)
-    return InputError(
-        f"the whole model needs {size_text(needed)} for one sample, and device '{largest.name}', the largest, has "
-        f"{size_text(largest.memory_bytes)}",
-        where=f"strategy '{strategy}'",
-        valid=f"take {max(1, needed - largest.memory_bytes)} bytes more of memory, or a strategy that splits the model",
-    )

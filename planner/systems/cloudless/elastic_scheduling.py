@@ -66,11 +66,6 @@ class Schedule:
     run_time_s: float
     price_per_hour: float
 
-    @property
-    def cost_usd(self) -> float:
-        """Price of all units until the slowest region is done, US dollars."""
-        return self.price_per_hour * self.run_time_s / 3600
-
 
 def greedy_schedule(offers: Offers) -> Schedule:
     """Return the schedule that rents every unit of every region, which is the fastest and most expensive one."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from planner.adapt.policy import Observation, PathObservation
 from planner.cost.link_sharing import sharers
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
-from planner.scenario.cluster import Cluster, Link
+from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.compile import planned_compute_s
 
@@ -122,16 +122,14 @@ def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], Cons
                 latencies_s[link.name].append(seen.latency_s)
     observed = rates_bps.keys() | latencies_s.keys()
     links = tuple(
-        _constant(link, rates_bps[link.name], latencies_s[link.name]) if link.name in observed else link
+        replace(
+            link,
+            bandwidth_bps=max(rates_bps[link.name], default=link.bandwidth_bps),
+            latency_s=min(latencies_s[link.name], default=link.latency_s),
+            trace=None,
+        )
+        if link.name in observed
+        else link
         for link in scenario.cluster.links
     )
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
-
-
-def _constant(link: Link, rates_bps: list[float], latencies_s: list[float]) -> Link:
-    return replace(
-        link,
-        bandwidth_bps=max(rates_bps, default=link.bandwidth_bps),
-        latency_s=min(latencies_s, default=link.latency_s),
-        trace=None,
-    )

@@ -21,13 +21,7 @@ from planner.plan.plan import Pipeline, Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.device_groups import Group, model_time_s
-from planner.systems.deepcee.layer_split import (
-    Depth,
-    Replicas,
-    SplitProblem,
-    split_layers,
-    split_problem,
-)
+from planner.systems.deepcee.layer_split import Depth, Replicas, SplitProblem, split_layers, split_problem
 
 # Most microbatches of a step. With 64, the fill and drain of the pipeline hardly matter, and ordering actions is quick.
 MOST_MICROBATCHES = 64

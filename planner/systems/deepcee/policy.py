@@ -13,14 +13,12 @@ from dataclasses import replace
 
 from planner.adapt.migration import migration_between, migration_time_s
 from planner.adapt.policy import Observation
-from planner.cost.link_sharing import shared_paths
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, DepthChoice
 from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
-from planner.systems.deepcee.strategy import deepcee
+from planner.systems.deepcee.strategy import deepcee, dynamic_step_time_s
 from traces.common.errors import InputError
 
 # Successive steps in which a link must be the bottleneck before a search, and steps between two searches.
@@ -74,7 +72,11 @@ class DeepceePolicy:
         if waited >= 0 and waited % SEARCH_EVERY_STEPS == 0:
             self._found = self._planned(observed, away)
         others = [each for each in (self._start, self._found) if each is not None and not _same_places(each, plan)]
-        there_s = {each: self._step_s(each, observed) for each in others if away.isdisjoint(each.devices)}
+        there_s = {
+            each: dynamic_step_time_s(each, observed, self._seen.slowdown)
+            for each in others
+            if away.isdisjoint(each.devices)
+        }
         if not there_s:
             return None
         best = min(there_s, key=lambda each: there_s[each])
@@ -94,10 +96,6 @@ class DeepceePolicy:
         except InputError:
             # The devices that are present have too little memory, or no links.
             return None
-
-    def _step_s(self, plan: Plan, observed: Scenario) -> float:
-        quick = replace(plan, order="dynamic")
-        return step_time_s(quick, observed, shared_paths(plan, observed), self._seen.slowdown)
 
 
 def _same_places(one: Plan, other: Plan) -> bool:

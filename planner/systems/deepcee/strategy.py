@@ -16,7 +16,7 @@ consecutive stages; that areas may be left out, at either end of the order or on
 that candidates are compared first by a closed form, and the best few by one step with a dynamic order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,16 +68,16 @@ def deepcee(scenario: Scenario, mechanisms: Mechanisms = ALL_MECHANISMS) -> Plan
     improved = {search.improved(start): None for start in starts[:_IMPROVED]}
     best = sorted(improved, key=lambda each: each.step_s)[:_TIMED]
     return min(
-        (_plan(each, mechanisms, scenario) for each in best), key=lambda plan: approximate_step_time_s(plan, scenario)
+        (_plan(each, mechanisms, scenario) for each in best), key=lambda plan: dynamic_step_time_s(plan, scenario)
     )
 
 
-def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at declared bandwidths with a dynamic order, which needs no search, seconds.
+def dynamic_step_time_s(plan: Plan, scenario: Scenario, slowdown: Mapping[str, float] | None = None) -> float:
+    """Return the time of a step with a dynamic order, which needs no search, at declared bandwidths, seconds.
 
-    Flows that start together share their links.
+    Flows that start together share their links. ``slowdown`` is that of `step_time_s`.
     """
-    return step_time_s(replace(plan, order="dynamic"), scenario, shared_paths(plan, scenario))
+    return step_time_s(replace(plan, order="dynamic"), scenario, shared_paths(plan, scenario), slowdown)
 
 
 def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> Plan:

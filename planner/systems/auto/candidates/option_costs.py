@@ -103,12 +103,9 @@ def lower_bounds_s(
 
 def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
     """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` devices of a class, seconds."""
-    return ring_s([_ring_path(scenario, device_class)], size_bytes, holders) if holders > 1 else 0.0
-
-
-@lru_cache(maxsize=4096)
-def _ring_path(scenario: Scenario, device_class: DeviceClass) -> ConstantRatePath:
-    return nominal_path(scenario, *device_class.ends)
+    if holders <= 1:
+        return 0.0
+    return ring_s([_class_path(scenario, device_class, device_class).path], size_bytes, holders)
 
 
 @lru_cache(maxsize=65536)

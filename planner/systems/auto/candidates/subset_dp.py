@@ -86,14 +86,16 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
     seconds, resident, saved = np.zeros(shape), np.zeros((*shape, shape[-1])), np.zeros((*shape, shape[-1]))
     states = layer_table(scenario, devices[0].kind, microbatch).state_bytes
+    no_samples_s = _NO_SAMPLES_S * np.arange(shape[-1])
     for subset in subsets:
         members = devices_of(subset, devices)
         shares = samples_by_speed(members, scenario, microbatch)
         for number, device in enumerate(devices):
             if device in members:
-                seconds[subset - 1, number] = _compute_s(scenario, device.kind, shares[device.name])
-                memory = range_memory(scenario, shares[device.name])
-                resident[subset - 1, number], saved[subset - 1, number] = memory
+                samples = shares[device.name]
+                compute_s = layer_table(scenario, device.kind, samples).compute_s if samples else no_samples_s
+                seconds[subset - 1, number] = compute_s
+                resident[subset - 1, number], saved[subset - 1, number] = range_memory(scenario, samples)
     is_member = np.array([[subset >> number & 1 for number in range(len(devices))] for subset in subsets])
     capacity = np.array([device.memory_bytes for device in devices], np.float64)
     busy_s, delivery_s = _boundary_costs(devices, scenario, microbatch)
@@ -117,12 +119,6 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
         waits=True,
         adds_sums=True,
     )
-
-
-def _compute_s(scenario: Scenario, kind: str, samples: int) -> Floats:
-    if not samples:
-        return _NO_SAMPLES_S * np.arange(len(scenario.model.layers) + 1.0)
-    return layer_table(scenario, kind, samples).compute_s
 
 
 def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:

@@ -11,7 +11,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
-from planner.systems.deepcee.strategy import Mechanisms, approximate_step_time_s, deepcee
+from planner.systems.deepcee.strategy import Mechanisms, deepcee, dynamic_step_time_s
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
@@ -116,7 +116,7 @@ def test_unlike_replicas_share_in_proportion_to_speed() -> None:
 def test_flows_that_share_a_link_are_counted_together() -> None:
     scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], output_bytes=[5000, 0], bandwidth_bps=1e6)
     plan = make_plan("deepcee", scenario)
-    assert approximate_step_time_s(plan, scenario) > 0
+    assert dynamic_step_time_s(plan, scenario) > 0
 
 
 def test_equal_split_with_zb_h1() -> None:
