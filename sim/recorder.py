@@ -165,7 +165,7 @@ def _join(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in FIELDS}
 
 
-# A run records the same step time after time.
+# Cached, because a run records many steps of the same plan.
 @lru_cache(maxsize=32)
 def _partners(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
     """Return pairs (leader, partners): the first device of each tensor-parallel group, and its other devices."""

@@ -236,7 +236,7 @@ def _slice_chunks(slice_: int, slices: int, chunks: int) -> range:
 
 
 def _chunk_bounds(elements: int, slices: int, chunks: int) -> list[int]:
-    """Return the chunks + 1 bounds of a region's ring, such that no chunk is in two slices."""
+    """Return the bounds of the chunks of a region's ring, ``chunks`` + 1 entries; no chunk is in two slices."""
     bounds = []
     for slice_ in range(slices):
         start, stop = elements * slice_ // slices, elements * (slice_ + 1) // slices

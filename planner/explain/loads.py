@@ -154,7 +154,7 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
 def _boundaries(of: Sensitivity, pipeline: int) -> tuple[BoundaryLoad, ...]:
     step, messages = of.step, of.step.messages
     transmission_s, latency_s = message_times(step, nominal_paths(of.plan, of.scenario))
-    # Messages from a stage's backward to its own gradient sums stay on the device.
+    # Messages from a device's backward to its communication stream stay on the device.
     between_stages = ~of.is_sum & (step.actions.kind[messages.receiver] != SYNC)
     own = between_stages & (step.actions.pipeline[messages.sender] == pipeline)
     found: dict[tuple[int, int], BoundaryLoad] = {}

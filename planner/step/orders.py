@@ -85,7 +85,7 @@ def with_orders(plan: Plan, orders: Sequence[Sequence[Action]]) -> Plan:
 
 
 def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool) -> Pipeline:
-    """Return the pipeline with each stage split: every worker has a stage in each half of the model."""
+    """Return the pipeline with each stage split in two, so that every worker has a stage in each half of the model."""
     sizes = [stage.end_layer - stage.first_layer for stage in pipeline.stages]
     if min(sizes) < 2:
         thin = sizes.index(min(sizes))

@@ -145,7 +145,7 @@ def _after_s(
     duration_s = float(actions.duration_s[action])
     if sync.first_layer == stage.first_layer:
         return duration_s
-    # Recomputation happens before the backward, so that it is not part of the time after this moment.
+    # Recomputation happens at the start of the backward, before the bucket is ready.
     below = replace(stage, end_layer=sync.first_layer, recompute=False)
     samples = int(actions.stop_sample[action] - actions.start_sample[action])
     times = replica_times(scenario, below, replica, samples)
@@ -174,7 +174,7 @@ def split_actions(actions: Actions, buckets: Sequence[BucketReady]) -> tuple[Act
 
 
 def communication_streams(buckets: Sequence[BucketReady], actors: int) -> dict[int, int]:
-    """Return actor index to the index of its communication stream; streams are numbered from ``actors`` on."""
+    """Return the index of each actor's communication stream, by actor index; streams are numbered after the actors."""
     return {actor: actors + stream for stream, actor in enumerate(dict.fromkeys(each.actor for each in buckets))}
 
 

@@ -68,7 +68,8 @@ def _make_lines(routes: Sequence[Route], exclusive: Sequence[bool], scenario: Sc
         traced = [link.trace is not None for link in route.binding]
         changing = [table for table, follows in zip(rates, traced, strict=True) if follows or len(table.rates) > 1]
         rate_number = latency_number = -1
-        # A path without links connects a device to its own communication stream.
+        # An eventful line needs SimPy events. A path without links, from a device to its own communication stream,
+        # needs none.
         eventful = bool(route.path) and (not alone or effects.ready_notice or effects.cold_start)
         several = len(changing) > 1 or len(route.varying_links) > 1
         if eventful or several or (changing and route.size_curves):

@@ -106,7 +106,7 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
         demand_bps = 0.0
         for line in lines:
             elsewhere = [max(tables[link.name].rates) for link in binding[line] if link.name != name]
-            # A window that changes with time sets no constant ceiling for the rate.
+            # With `cold_start` the window changes with time, so that there is no constant ceiling of the rate.
             ceiling_bps = math.inf if network.cold_start else counts[line] * ceilings[line]
             demand_bps += min([*elsewhere, ceiling_bps], default=math.inf) if elsewhere else math.inf
         if demand_bps <= min(tables[name].rates) and links[name].size_curve is None:

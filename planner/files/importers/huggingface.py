@@ -196,7 +196,7 @@ def _roberta(config: _Config) -> TransformerShape:
     return _bert(config, offset=_ROBERTA_OFFSET)
 
 
-# model_type to (field of `TransformerShape` to required key, function that makes the shape).
+# By model_type: the required key for each field of `TransformerShape`, and the function that makes the shape.
 FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerShape]]] = MappingProxyType(
     {
         "bert": (_USUAL, _bert),

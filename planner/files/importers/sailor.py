@@ -20,7 +20,7 @@ from planner.files.importers import pick, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# GPU name in the files to device kind of ropebridge. The RTX-2080 is probably an RTX 2080 Ti: see
+# Device kind of ropebridge by the GPU's name in the files. The RTX-2080 is probably an RTX 2080 Ti: see
 # planner/scenario/roofline.py.
 KINDS: Mapping[str, str] = MappingProxyType(
     {

@@ -13,8 +13,8 @@ from planner.schedules.kernel.problem import GRACE, Floats, Ints, Orders, Schedu
 
 Function = TypeVar("Function")
 
-# numba option without which a function counts references: for the arrays of a tuple, this takes ten times as long as
-# the work itself at every call. Callers hold the references, so that none is lost.
+# numba option that turns off reference counting in a function. To count the arrays of a tuple at every call would take
+# ten times as long as the work itself, and is not needed, because callers hold the references.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False}
 
 

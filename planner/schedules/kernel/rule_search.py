@@ -15,9 +15,9 @@ from planner.schedules.kernel.problem import Ints
 
 # Approximate limit on the number of depths at which the common rules are tried.
 _DEPTHS = 12
-# Largest limit on pending W that a random change sets.
+# Largest value of `Rules.pending` that a random change sets.
 _MOST_PENDING = 3
-# Random shares are multiples of 1 / `_QUARTERS`.
+# Shares that a random change sets are multiples of 1 / `_QUARTERS`.
 _QUARTERS = 4
 
 
