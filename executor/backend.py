@@ -1,4 +1,4 @@
-"""The executor as a backend: the same plan and policy as a simulation, in real processes."""
+"""The backend that runs a plan and a policy in real processes, with the same interface as the simulator."""
 
 import shutil
 import socket
@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,16 +45,17 @@ from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
 
+@dataclass(frozen=True)
 class TorchBackend:
-    """Runs plans on torch.distributed, a process per device.
+    """Runs plans on torch.distributed, with a process for each device.
 
-    Args:
-        compute: ``real`` trains the scenario's model; ``paced`` moves tensors of the profile's sizes and sleeps
-            for its times.
-        emulator: What makes this machine's network behave as the scenario's links and traces say: ``relay`` carries
-            the packets of real TCP connections, ``shaper`` holds messages back in the sending process, ``auto`` is
-            the relay where this machine allows it and the shaper elsewhere, ``none`` leaves the network as it is.
-        tcp: TCP settings in the relay's network namespaces, see executor/wan/linux.py.
+    Attributes:
+        compute: ``real`` trains the scenario's model; ``paced`` sends tensors of the profile's sizes and sleeps for the
+            profile's times.
+        emulator: How the scenario's links are emulated: ``relay`` delays the packets of real TCP connections,
+            ``shaper`` delays messages in the sending process, ``auto`` is the relay if this machine allows it and
+            otherwise the shaper, ``none`` leaves the network as it is.
+        tcp: TCP settings in the relay's network namespaces; see executor/wan/linux.py.
         parameters: Path of a safetensors file for the trained parameters; None drops them. If pipelines update
             asynchronously, the parameters are those of the highest rank that has the layer.
         resources: Folder for each rank's ``resources-RANK.jsonl``; None drops these files.
@@ -68,59 +69,46 @@ class TorchBackend:
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
     """
 
-    def __init__(
-        self,
-        compute: ComputeMode,
-        *,
-        emulator: EmulatorChoice = "none",
-        tcp: Tcp = "wide-area",
-        parameters: Path | None = None,
-        resources: Path | None = None,
-        backup_every: int = 0,
-        checkpoints: CheckpointConfig | None = None,
-        hosts: Hosts | None = None,
-        watch: ProgressCallback | None = None,
-        tell: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._hosts = hosts
-        self._watch = watch
-        self._compute: ComputeMode = compute
-        self._emulator: EmulatorChoice = emulator
-        self._tcp: Tcp = tcp
-        self._parameters = parameters
-        self._resources = resources
-        self._backup_every = backup_every
-        self._checkpoints = checkpoints
-        self._tell = tell
+    compute: ComputeMode
+    _: KW_ONLY
+    emulator: EmulatorChoice = "none"
+    tcp: Tcp = "wide-area"
+    parameters: Path | None = None
+    resources: Path | None = None
+    backup_every: int = 0
+    checkpoints: CheckpointConfig | None = None
+    hosts: Hosts | None = None
+    watch: ProgressCallback | None = None
+    tell: Callable[[str], None] = lambda _: None
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
-        """Run all training steps up to ``steps`` in processes of their own, which have all ended on return.
+        """Run all training steps up to step ``steps`` in other processes, which have ended on return.
 
         Raises:
             InputError: The scenario cannot carry out the plan or contains effects that only the simulator supports, or
                 the model does not match its profile.
             RunError: A process failed; the message names the process and the cause.
         """
-        emulator = choose_emulator(self._emulator, self._tell)
+        emulator = choose_emulator(self.emulator, self.tell)
         check_plan(plan, scenario)
-        recovers, checkpoints = self._backup_every > 0, self._checkpoints
+        recovers, checkpoints = self.backup_every > 0, self.checkpoints
         supports = partial(check_supported, recovers=recovers, checkpoints=checkpoints is not None)
-        supports(plan, scenario, self._compute, emulator)
-        if self._hosts is not None:
+        supports(plan, scenario, self.compute, emulator)
+        if self.hosts is not None:
             check_spread(scenario, emulator)
-        if self._compute == "real":
+        if self.compute == "real":
             _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
-            self._tell(fast)
+            self.tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        settle = settling(emulator, scenario.cluster, is_spread=self._hosts is not None)
-        check = partial(check_decision, scenario=scenario, compute=self._compute, emulator=emulator, recovers=recovers)
-        config = RunConfig(self._compute, steps, emulator, policy is not None, self._tcp, self._backup_every)
-        is_watched = self._watch is not None
+        settle = settling(emulator, scenario.cluster, is_spread=self.hosts is not None)
+        check = partial(check_decision, scenario=scenario, compute=self.compute, emulator=emulator, recovers=recovers)
+        config = RunConfig(self.compute, steps, emulator, policy is not None, self.tcp, self.backup_every)
+        is_watched = self.watch is not None
         if is_watched and not config.is_steered and plan.synchronisation.method != "allreduce":
-            self._tell("pipelines that do not wait for each other are not watched: it would hold them back")
+            self.tell("no progress is shown, since it would slow down pipelines that do not wait for each other")
             is_watched = False
-        config = replace(config, spread=self._hosts is not None, is_watched=is_watched)
+        config = replace(config, spread=self.hosts is not None, is_watched=is_watched)
         if checkpoints is not None:
             config = replace(
                 config,
@@ -131,27 +119,27 @@ class TorchBackend:
         devices = rank_devices(scenario, plan, config)
         with (
             _held(checkpoints) as mark,
-            prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self._hosts) as job,
+            prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self.hosts) as job,
         ):
             rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
-            watch = self._watch or (lambda _: None)
+            watch = self.watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
             driver = PolicyDriver(
-                plan, config.first_step, names, adaptation, settle, check, rows, watch, self._tell, steps
+                plan, config.first_step, names, adaptation, settle, check, rows, watch, self.tell, steps
             )
             run_job(job, devices, driver if config.is_steered else None)
             network = self._network(job, emulator)
-            if self._parameters is not None and self._compute == "real":
-                merge_parameters(job, len(devices), self._parameters)
-            if self._resources is not None:
+            if self.parameters is not None and self.compute == "real":
+                merge_parameters(job, len(devices), self.parameters)
+            if self.resources is not None:
                 for rank in filter(lambda rank: job.of_rank("resources", rank).exists(), range(len(devices))):
-                    shutil.copy(job.of_rank("resources", rank), self._resources)
+                    shutil.copy(job.of_rank("resources", rank), self.resources)
             if rows is not None:
                 rows.close()
             events = read_events(job.published) if rows is not None else settle(all_events(job, len(devices)))
             losses = driver.losses if config.publishes else total_losses(job, len(devices))
             return RunRecord(
-                self._compute,
+                self.compute,
                 scenario,
                 plan,
                 tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)])),
@@ -166,11 +154,11 @@ class TorchBackend:
         if emulator != "relay":
             return RealNetwork(emulator, read_tcp())
         if not job.relay_report.exists():
-            self._tell("the relay was ended before it could report: how it went is not known")
+            self.tell("the relay ended without a report, so it is not known whether the links were emulated in time")
             return RealNetwork(emulator)
         report = read_report(job.relay_report)
         for remark in report.remarks():
-            self._tell(remark)
+            self.tell(remark)
         return RealNetwork(emulator, report.tcp)
 
 
@@ -192,7 +180,7 @@ def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:
 
 
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:
-    """Return the emulator of the links for this machine; call ``tell`` if ``auto`` does not choose the relay.
+    """Return the emulator that this machine can run; call ``tell`` if ``auto`` chooses another one than the relay.
 
     Raises:
         InputError: ``choice`` is the relay, and this machine cannot run it.
@@ -203,7 +191,7 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
     if lack is None:
         return "relay"
     if choice == "relay":
-        raise InputError(lack, where="emulator relay", valid="'shaper' does without")
+        raise InputError(lack, where="emulator relay", valid="use the emulator 'shaper', which needs none of this")
     tell(f"links are emulated inside the processes, not below TCP: {lack}")
     return "shaper"
 

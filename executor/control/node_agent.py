@@ -39,7 +39,7 @@ WORKER = "executor.rank.worker"
 # What a rank's process runs, called with the agent's process id and the job's folder.
 RankFunction = Callable[[str, str], None]
 
-# How many bytes at the end of a rank's log are sent to the head when its process has ended.
+# Number of bytes from the end of a rank's log that are sent to the head when the rank's process has ended.
 _LOG_BYTES = 16_000
 
 
@@ -52,7 +52,7 @@ class NodeAgent:
         run_rank: Function that each process runs, called with this process's id and the job's folder.
         own: The ranks of this host.
         count: Number of ranks of the whole job.
-        variables: What the environment of the ranks has besides this process's own.
+        variables: Environment variables of the ranks, in addition to those of this process.
     """
 
     _job: JobFolder
@@ -64,9 +64,9 @@ class NodeAgent:
     def __post_init__(self) -> None:
         self._processes: dict[int, tuple[int, ForkedProcess]] = {}
         self._probes: dict[int, LivenessProbe] = {}
-        # By rank, why this agent has killed its process.
+        # By rank, the reason for which this agent has killed the rank's process.
         self._stuck: dict[int, str] = {}
-        # Messages of the head, None when the connection is closed, and pairs of a rank and its ended process.
+        # Messages of the head, None if the connection is closed, and pairs of a rank and its process that has ended.
         self._events: queue.SimpleQueue[Message | tuple[int, ForkedProcess] | None] = queue.SimpleQueue()
 
     def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
@@ -168,11 +168,11 @@ class NodeAgent:
 
 
 def load_rank(module: str, job: JobFolder) -> RankFunction:
-    """Load what the ranks of a job run, for all of them once: torch alone takes seconds."""
+    """Import the module that the ranks of a job run, once for all ranks, and return its function ``main``."""
     loaded = importlib.import_module(module)
     if module == WORKER:
         loaded.preload(job)
-    # The collector would write into the memory that the forked processes share.
+    # A garbage collection would write to, and so copy, the memory that the forked processes share.
     gc.freeze()
     run_rank: RankFunction = loaded.main
     return run_rank
@@ -184,9 +184,9 @@ def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
 
 
 def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = "") -> None:
-    """Run the agent of a host in this process until the job is over; all its ranks have then ended.
+    """Run the agent of a host in this process until the job is over and the host's ranks have ended.
 
-    The head may start later than this host, or restart: the agent retries for `Hosts.arrival_s` seconds.
+    The head may start later than this host, or restart, so the agent retries to connect for `Hosts.arrival_s` seconds.
 
     Args:
         hosts: All hosts of the job.

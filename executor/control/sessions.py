@@ -1,4 +1,4 @@
-"""The progress of a session, by its ranks' messages, and the specification of the next session."""
+"""The progress of a session, known from its ranks' messages, and the specification of the next session."""
 
 import math
 import secrets
@@ -20,16 +20,15 @@ from traces.common.errors import RunError
 
 
 class SessionProgress:
-    """The progress of the current session, by the messages of its ranks.
+    """The progress of the current session, known from the messages of its ranks.
 
     Attributes:
-        spec: The state in which the session began.
         step: The first step that some of the ranks have not published.
         durable: The newest step before which copies of all layers are known to be complete.
         publications: How many steps each rank has published.
         reports: The messages ``report`` after the end of the session, by rank.
         done: Ranks that have done all steps and written their results.
-        trouble_due_s: When a lost connection ends the session, by the monotonic clock; infinity if none is lost.
+        trouble_due_s: Monotonic time at which a lost connection ends the session; infinity if none is lost.
     """
 
     def __init__(self, spec: SessionSpec) -> None:
@@ -67,7 +66,7 @@ class SessionProgress:
         published = self._published.pop(self.step)
         parts = [published[rank] for rank in self.spec.ranks]
         self.step += 1
-        # No later session starts before this step. At most `step`, whose predecessors all ranks have published.
+        # At most `step`, since a later session may repeat steps that not all ranks have published.
         self.durable = max(
             self.durable, min([self.step, *(part["kept"] for part in parts if part["kept"] is not None)])
         )

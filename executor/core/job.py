@@ -20,7 +20,7 @@ Emulator = Literal["none", "shaper", "relay"]
 EmulatorChoice = Literal["none", "shaper", "relay", "auto"]
 Tcp = Literal["wide-area", "as-is"]
 
-# Environment variable of a rank's process: how many processes this rank had before, since a lost one is replaced.
+# Environment variable of a rank's process: how many earlier processes of this rank were lost and replaced.
 INCARNATION = "ROPEBRIDGE_INCARNATION"
 
 # The name of each rank's file by kind; the placeholder is the number of the rank.
@@ -56,7 +56,7 @@ class RunConfig:
         compute: ``real`` trains the model; ``paced`` sleeps for the profile's times and sends messages of the right
             size.
         steps: Number of the step after the last one.
-        emulator: What emulates the links: ``none``; ``shaper``, a `LinkShaper` in each process; ``relay``, a process
+        emulator: How links are emulated: ``none``; ``shaper``, a `LinkShaper` in each process; ``relay``, a process
             between network namespaces.
         adapts: Whether a policy may change the plan.
         tcp: TCP settings in the relay's namespaces: tuned for wide-area links, or those of this machine.

@@ -15,21 +15,21 @@ from planner.plan.plan import Plan
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 
-# Hexadecimal digits of a SHA-256 that are compared and shown.
+# Number of hexadecimal digits of a SHA-256 that are compared and shown in messages.
 _DIGITS = 12
 
 Job = tuple[Scenario, Plan, RunConfig]
 
 
 def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
-    """Return the facts that must be equal on all ranks before any of them loads a model: names to values."""
+    """Return the facts, by name, that must be equal on all ranks before any of them loads a model."""
     scenario, plan, config = job
     facts = {
         "ropebridge": _ropebridge_version(),
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "scenario": _digest(_resolved(folder)),
         "plan": _digest(plan_json(plan)),
-        # Each host has its own path to the folder for checkpoints.
+        # Without the folder for checkpoints, whose path may differ between hosts.
         **{name: str(value) for name, value in asdict(config).items() if name != "checkpoints"},
     }
     if scenario.code is not None and config.compute == "real":

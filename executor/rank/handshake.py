@@ -1,7 +1,7 @@
-"""Agreement of all ranks on the facts of a run, before any of them posts a message.
+"""Compares the facts of a run (such as versions and plan) of all ranks, before any of them sends a message to another.
 
-If the sizes of a send and its receive differ, gloo aborts the process without a Python exception; so ranks with
-different plans must be found before. The head compares the facts of all ranks, and sends each rank the outcome.
+If the sizes of a send and its receive differ, gloo aborts the process without a Python exception, so ranks with
+different plans must be found before. The head compares the facts, and sends each rank the outcome.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from executor.core.control_channel import Message
 
-# The largest number of ranks, or of differences, that one message names.
+# The largest number of ranks, or of differences, in one error message.
 _MAX_NAMED = 4
 
 Facts = Mapping[str, str]
@@ -35,7 +35,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """The reason for which the ranks cannot run the job together."""
+    """The reason for which the ranks cannot run the job together, and whether the user's input is the cause."""
 
     message: str
     wrong_input: bool
@@ -86,7 +86,7 @@ class Agreements:
         self._topics: dict[str, _Topic] = {}
 
     def state(self, rank: int, message: Message) -> None:
-        """Handle a rank's message ``agree``; after an agreement, compare its statement with the agreed one.
+        """Handle a rank's message ``agree``: answer all ranks after the last one, and later messages at once.
 
         Raises:
             TypeError, KeyError, ValueError: The message is malformed.
@@ -113,7 +113,7 @@ class Agreements:
 
     @property
     def due_s(self) -> float:
-        """When the next topic times out, by the monotonic clock; infinity if none is open."""
+        """Monotonic time at which the next topic times out; infinity if no topic is open."""
         return min((topic.due_s for topic in self._topics.values() if topic.statements), default=float("inf"))
 
     def give_up_late(self) -> None:
@@ -122,7 +122,7 @@ class Agreements:
         for name, topic in self._topics.items():
             if topic.statements and now_s >= topic.due_s:
                 absent = [f"rank {rank}" for rank in range(topic.count) if rank not in topic.statements]
-                reason = f"{_listed(absent, ', ')} did not come to the rendezvous within {topic.wait_s:.0f} s"
+                reason = f"{_listed(absent, ', ')} did not join the other ranks within {topic.wait_s:.0f} s"
                 self._conclude(name, Disagreement(reason, wrong_input=False))
 
     def _conclude(self, name: str, outcome: Disagreement | None) -> None:

@@ -37,15 +37,15 @@ from executor.wan.testbed import enter_device_network
 from planner.events.event import to_table
 from traces.common.errors import InputError, RunError
 
-# Timeout of the barrier at the end: other ranks may have hours of work left. A lost peer ends the barrier in seconds.
+# Timeout of the barrier at the end: other ranks may train for hours. The loss of a peer ends the barrier in seconds.
 _UNTIL_ALL_ARE_DONE = timedelta(days=365)
 
-# The run starts at least so many times the longest link latency after the agreement, so that all ranks know the start.
+# From the agreement to second 0 pass this many times the longest link latency, so that all ranks know second 0 in time.
 _HEAD_START_LATENCIES = 8
 
 
 def preload(job: JobFolder) -> None:
-    """Load the modules that every rank forked from this process needs; this halves the start of each rank."""
+    """Load the modules that every rank forked from this process needs, which halves the time of a rank's start."""
     # pyarrow loads pandas with its first array.
     to_table([])
     scenario, plan, config = job.read()
@@ -71,7 +71,7 @@ def main(agent: str, folder: str) -> None:
 
 
 def join_job(agent: str, folder: str) -> ControlClient:
-    """Connect this process, which an agent has started, to the head as a rank; it ends with the agent."""
+    """Connect this process as a rank to the head; from now on the process ends with its agent."""
     die_with_parent(int(agent))
     keep_freed_memory()
     enter_device_network()
@@ -182,7 +182,7 @@ class Rank:
         return ProcessGroups(spec.plans[0].plan.connections)
 
     def _agree_on_start(self, spec: SessionSpec) -> None:
-        """Agree with all ranks on second 0 of the run by the head's clock: late enough for all of them to know it."""
+        """Agree with all ranks on second 0 of the run by the head's clock, and start this rank's clock."""
         config, client = self._config, self._client
         local_delivery_s = 0.0
         if config.run.emulator == "shaper":
@@ -260,13 +260,13 @@ class Rank:
 
 @contextmanager
 def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
-    """Call ``end``, which ends this process, with an error that is raised inside."""
+    """Return a context that calls ``end``, which ends this process, with any error."""
     try:
         yield
     except Exception as error:
         end(error)
     except SystemExit as error:
-        # Otherwise the rank would end without a reason, and other ranks would seem to be the cause.
+        # Without this the rank would end without a message, and the cause would seem to be on other ranks.
         end(RunError(f"the model's code ended the process: SystemExit({error.code!r})"))
 
 

@@ -1,8 +1,9 @@
-"""Copies in memory of the layers' state before some steps, from which a run resumes when ranks are lost.
+"""Copies of the layers' state in memory, from which a run resumes when ranks are lost.
 
-Every few steps each rank copies the state of its layers, and sends layers that no other rank trains to a backup rank
-(planner/adapt/migration.py). Once all copies before a step are complete, which the head reports with the next plan,
-ranks drop older copies. At most `_UNDER_WAY` steps have incomplete copies at a time; on slow links some are skipped.
+Every few steps each rank copies the state of its layers before the step, and sends layers that no other rank trains to
+a backup rank (planner/adapt/migration.py). When all copies before a step are complete, the head informs the ranks of
+this with the next plan, and they drop older copies. At most `_UNDER_WAY` steps have incomplete copies at a time; if
+links are slow, further copies are skipped.
 """
 
 import threading
@@ -37,7 +38,7 @@ def layers_of(plan: Plan, device: str) -> frozenset[int]:
 
 
 def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:
-    """Return a transfer without source and target, which only identifies one layer."""
+    """Return a `LayerTransfer` of one layer without source and target, to name the layer in calls of `Compute`."""
     return LayerTransfer("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))
 
 
@@ -114,7 +115,7 @@ class StateBackups:
             plan: The plan of the step.
             durable: The newest step before which copies were complete when the plan of ``step`` was decided.
             anew: Whether layers have changed devices before ``step``, so that a copy is due.
-            transport: Carries the copies to and from backup ranks.
+            transport: The connections of this rank to the others.
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)
@@ -140,7 +141,7 @@ class StateBackups:
                 transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
 
     def copy(self, step: int) -> None:
-        """Copy the present state of this rank's layers as the state before ``step``."""
+        """Copy the present state of this rank's layers, which is that before ``step``."""
         states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in self._own}
         with self._lock:
             self._copies.setdefault(step, {}).update(states)
@@ -161,7 +162,7 @@ class StateBackups:
             return max(complete, default=self._source.step)
 
     def copies(self) -> Copies:
-        """Return the layers whose state before some step this rank has, by that step."""
+        """Return the layers of which this rank has copies, by the step before which they were made."""
         with self._lock:
             found = {step: frozenset(layers) for step, layers in self._copies.items()}
         first = self._source.step

@@ -32,7 +32,7 @@ class Header:
 
     Attributes:
         step: The first step after the checkpoint.
-        plan: The plan of step ``step - 1``, as JSON.
+        plan: The plan of step ``step - 1`` as JSON.
         model: For each layer a text with the names and shapes of its state and the optimizer
             (`executor.training.flat_state.model_state`): a run can resume only from a checkpoint with equal texts.
         digests: SHA-256 of each row in hexadecimal, by layer.

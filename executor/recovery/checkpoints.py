@@ -27,8 +27,8 @@ from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
-# Number of checkpoints to keep: the newest may be incomplete and the second damaged, and devices that train together
-# are at most one checkpoint apart.
+# Number of checkpoints to keep: the newest two may be incomplete, since devices that train together are at most one
+# checkpoint apart, and another one may be damaged.
 _KEPT = 4
 
 _LOCK, _MARK = "lock", "mark"
@@ -77,7 +77,7 @@ class CheckpointFolder:
     def drop_old(self, first: int, written: int) -> None:
         """Remove all but the newest `_KEPT` checkpoints up to step ``written``.
 
-        Checkpoints of later steps, left by a run that has gone back after a loss of ranks, are kept to be overwritten.
+        There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.
 
         Args:
             first: The first step of the run, whose checkpoint is kept for processes that are started later.
@@ -180,7 +180,7 @@ class CheckpointFolder:
 
 @contextmanager
 def _damaged_since() -> Iterator[None]:
-    """Turn a `DamagedError` into an `InputError`, in a block that reads a checkpoint found complete before."""
+    """Return a context that turns a `DamagedError` into an `InputError`, for a checkpoint that was complete before."""
     try:
         yield
     except DamagedError as error:

@@ -1,4 +1,4 @@
-"""Real compute that measures the noise of the gradient, for Cannikin's noise scale."""
+"""Real compute that measures norms of gradients before and after their sum, for Cannikin's gradient noise scale."""
 
 import json
 from collections.abc import Iterable
@@ -37,9 +37,9 @@ def write_norms(norms: Iterable[LocalNorms], job: JobFolder, rank: int) -> None:
 
 
 class NoiseMeasuringCompute(RealCompute):
-    """A device that has the whole model, and measures its gradient's norm before and after the sum over all devices.
+    """Measures the norm of a rank's gradient before and after the sum over all ranks, which all have the whole model.
 
-    It sends nothing for this: the norms of all ranks are gathered after the run. Arguments are those of `RealCompute`.
+    The norms of all ranks are gathered after the run, without messages. Arguments are those of `RealCompute`.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -50,11 +50,11 @@ class NoiseMeasuringCompute(RealCompute):
 
     @property
     def norms(self) -> list[LocalNorms]:
-        """The norms of each step; empty on the partners in a tensor-parallel group, which would repeat the leader's."""
+        """The norms of each step; empty on all but the first device of a tensor-parallel group, which has the same."""
         return self._norms if self._leads else []
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Begin a step."""
+        """Begin a step, and forget the norm of the previous step."""
         super().start_step(step, plan, program)
         self._samples = sum(work.end - work.first for work in program.work if work.action.kind is Kind.FORWARD)
         self._own_squared_norm = None
@@ -68,7 +68,7 @@ class NoiseMeasuringCompute(RealCompute):
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Measure the summed gradients before they are clipped by ``squared_norm``, and update the parameters."""
         if self._own_squared_norm is not None and self._samples:
-            # Before the sum a device has its samples' part of the mean over all: b/B times their own mean.
+            # Before the sum a device's gradient is b/B times the mean over its b samples, in a global batch of B.
             weight = self._training.global_batch / self._samples
             own = self._own_squared_norm * weight**2
             self._norms.append(LocalNorms(step, self._samples, own, self.squared_norm()))

@@ -1,4 +1,4 @@
-"""Checks a model's parallel layout, without memory, against the degrees of a plan and the profiles of its shards."""
+"""Checks, before a run, that a model's layers can be sharded over the tensor-parallel groups of a plan."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from traces.common.errors import InputError
 
 
 class TracingGroup:
-    """The first of ``degree`` devices, without the others; it records what lies between columns and rows."""
+    """Stands in for the first device of a group of ``degree`` devices; records autograd's graph of sharded layers."""
 
     def __init__(self, degree: int) -> None:
         self._degree = degree
@@ -27,19 +27,20 @@ class TracingGroup:
         return whole.chunk(self._degree, dimension)[0]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the inputs, detached: what they were computed from gets the sum of all devices' gradients."""
+        """Return the inputs detached, where a real group would sum the gradients of all devices."""
         return inputs.detach().requires_grad_()
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, and record the graph that they were computed by."""
+        """Return the outputs unchanged, and record the graph by which they were computed."""
         if outputs.grad_fn is not None:
             self._totals.append(outputs.grad_fn)
         return outputs
 
     def partial_leaves(self) -> Iterator[torch.Tensor]:
-        """Yield tensors whose gradient comes from this device's part alone: only shards, if the layout is right.
+        """Yield the tensors between `enter` and `total` that get a gradient from this device only.
 
-        Computations outside autograd's graph, as in reentrant checkpoints, are not seen.
+        In a correct layout all of them are shards. Computations that autograd's graph does not contain, as in reentrant
+        checkpoints, are not found.
         """
         seen, waiting = set[Node](), list(self._totals)
         while waiting:
@@ -47,7 +48,7 @@ class TracingGroup:
             if node in seen:
                 continue
             seen.add(node)
-            # Nodes that accumulate the gradient of a leaf have this attribute.
+            # Only nodes that accumulate the gradient of a leaf tensor have this attribute.
             leaf = getattr(node, "variable", None)
             if leaf is not None:
                 yield leaf
@@ -55,11 +56,11 @@ class TracingGroup:
 
 
 def check_layouts(scenario: Scenario, plan: Plan) -> None:
-    """Refuse a plan with tensor-parallel groups over which the scenario's model, which has code, cannot be sharded.
+    """Check the layout of each layer that a plan shards over a tensor-parallel group; the model must have code.
 
     Raises:
-        InputError: The model has no layout, or one that cannot be computed at this degree or would be trained wrongly,
-            or its shards do not have the sizes that the profile says.
+        InputError: The model has no layout for a layer, or one that cannot be computed with this number of devices or
+            would give wrong gradients, or whose shards have other sizes than in the profile.
     """
     sharded = {
         (replica.tensor_parallel, layer)
@@ -108,7 +109,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
                 valid=f"its linear submodules: {', '.join(linear) or 'none'}",
             )
         if how not in (COLUMN, ROW):
-            raise InputError(f"'{name}' is cut by {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
+            raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
         if type(module) is not nn.Linear or {"weight", "bias"} != set(module._parameters):
             raise InputError(
                 f"submodule '{name}' is a {type(module).__name__}", where=where, valid="only torch.nn.Linear can be cut"
@@ -124,7 +125,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
 
 
 def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
-    """Refuse a parameter that the layer also has under another name, where it would stay whole."""
+    """Raise `InputError` for a parameter that another submodule of the layer uses too, where it would stay whole."""
     own = {id(parameter) for parameter in module.parameters()}
     for other, parameter in layer.named_parameters(remove_duplicate=False):
         if id(parameter) in own and other.rpartition(".")[0] != name:
@@ -138,9 +139,9 @@ def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -
 def _check_forward(
     layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
 ) -> torch.Tensor:
-    """Refuse a sharded layer that fails or puts out another shape; return the inputs that it got.
+    """Raise `InputError` if a sharded layer fails or returns another shape than the whole layer; return its inputs.
 
-    The shape shows parts that are not summed, and attention with a fractional number of heads.
+    Another shape results, for example, from parts that are not summed.
     """
     if index:
         before = loaded.sizes[index - 1].output
@@ -162,7 +163,7 @@ def _check_forward(
 
 
 def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
-    """Refuse whole parameters and inputs used between a column and a row: nobody sums their partial gradients."""
+    """Raise `InputError` if whole parameters or inputs are used on a part, so that their gradients are partial."""
     whole: dict[torch.Tensor, str] = {inputs: "input"}
     whole |= {part.parameter: f"parameter '{part.name}'" for part in parameter_parts(layer) if part.dimension is None}
     for leaf in group.partial_leaves():

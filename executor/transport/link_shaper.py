@@ -1,6 +1,6 @@
-"""Emulates links inside the processes of the ranks, which share a ledger: until when each link is occupied.
+"""Emulates links inside the processes of the ranks, which share a ledger: a file with the time until each link is busy.
 
-Delivering a message inside this machine takes some time, which is measured and subtracted from the emulated latency.
+The time in which this machine delivers a message is measured before the run, and subtracted from emulated latencies.
 """
 
 import fcntl
@@ -20,15 +20,15 @@ from executor.core.clock import RunClock
 from planner.scenario.cluster import LONGEST_OUTAGE_S, Cluster, Link
 from traces.common.errors import RunError
 
-# Messages are sent in chunks that last this long on their link, so that two senders alternate many times.
+# Messages are sent in chunks that take this time on their link, so that several senders share the link by turns.
 CHUNK_S = 0.005
 
-# Smaller chunks would cost more time to reserve than to send.
+# The smallest chunk: it takes longer to reserve a smaller one than to send it.
 LEAST_CHUNK_BITS = 8 * 16 * 1024
 
 _RECORD = struct.Struct("d")
 
-# The exchange that measures this machine's own delivery time.
+# The exchange of messages that measures this machine's delivery time.
 _ROUNDS = 20
 _PAUSE_S = 0.003
 _SIZE_BYTES = 32 * 1024
@@ -70,14 +70,14 @@ class LinkShaper:
         return cursor_s
 
     def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
-        """Return the run second at which gloo must get a message, so that it arrives as over the links of ``path``."""
+        """Return the run second at which gloo must send a message, so that it arrives as over the links of ``path``."""
         latency_s = sum(link.latency_at_s(departed_s) for link in path)
         return departed_s + max(0.0, latency_s - self.local_delivery_s)
 
     def _reserve(self, path: Sequence[Link], bits: float, earliest_s: float) -> float:
-        """Reserve the links for one chunk; return when it has departed.
+        """Reserve the links for one chunk; return the run second at which the chunk has departed from all of them.
 
-        Each link carries the chunk as soon as it is free itself: a fast link behind a slow one stays open to others.
+        Each link carries the chunk as soon as the link is free, so that a fast link does not wait for a slow one.
         """
         with self._lock:
             fcntl.lockf(self._file, fcntl.LOCK_EX)

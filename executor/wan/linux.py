@@ -1,4 +1,4 @@
-"""Network namespaces, TUN devices and TCP settings of Linux.
+"""Functions for network namespaces, TUN devices and TCP settings of Linux.
 
 As a program, ``python -m executor.wan.linux run PARENT_PID COMMAND...`` runs a command in a network namespace of its
 own, and ``python -m executor.wan.linux probe`` prints what this machine lacks for the test bed. Both need a process
@@ -19,22 +19,22 @@ from pathlib import Path
 
 from executor.core.subprocesses import die_with_parent
 
-# Environment variable of a process that has left this machine's network: the result of `read_tcp` there, as JSON.
+# Environment variable of a process in a new network namespace: the result of `read_tcp` in the previous one, as JSON.
 HOST_TCP = "ROPEBRIDGE_HOST_TCP"
 
 _FOLDER = Path("/proc/sys/net/ipv4")
 
-# The settings that decide how fast and how far a connection's window opens; each network namespace has its own.
+# The settings that decide how fast and how far TCP enlarges a window; each network namespace has its own values.
 _NAMES = ("tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_wmem", "tcp_rmem")
 
-# Acceptable values of each setting, the best first.
+# Acceptable values of each setting, the preferred one first.
 #
-# Congestion control: Linux' default, then its predecessor, which every user may choose. Both grow a window until
-# something is lost, as `sim.network.connection` assumes. Others pace by measurements, as BBR does with a pause of
-# 200 ms every ten seconds, so that the same run would differ from one machine to the next.
+# Congestion control: Linux' default, or Reno, which every user may choose. Both enlarge a window until a packet is
+# lost, as `sim.network.connection` assumes. BBR, for example, paces by measurements, with a pause of 200 ms every ten
+# seconds, so that the same run would take different times on different machines.
 #
-# Slow start after idle: a pipeline's links are idle for part of every step. By default Linux halves a window for every
-# retransmission timeout of idleness, and each step would begin with a slow start.
+# Slow start after idle: a pipeline's links are idle for a part of every step. By default Linux halves the window for
+# every retransmission timeout without traffic, so that each step would begin with a slow start.
 WIDE_AREA: Mapping[str, Sequence[str]] = {
     "tcp_congestion_control": ("cubic", "reno"),
     "tcp_slow_start_after_idle": ("0",),
@@ -42,12 +42,12 @@ WIDE_AREA: Mapping[str, Sequence[str]] = {
 
 
 def as_on(host: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """Return a host's settings as the only acceptable ones; a new network namespace has the kernel's instead."""
+    """Return the settings of a host in the form of `WIDE_AREA`, with one acceptable value each."""
     return {name: (value,) for name, value in host.items()}
 
 
 def read_tcp() -> dict[str, str]:
-    """Return the settings in effect in this thread's network namespace, except those that the kernel hides."""
+    """Return the settings of this thread's network namespace, without those that cannot be read."""
     found = {}
     for name in _NAMES:
         with contextlib.suppress(OSError):
@@ -56,10 +56,10 @@ def read_tcp() -> dict[str, str]:
 
 
 def set_tcp(wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Set the TCP of this thread's network namespace to the first of the wanted values that is allowed.
+    """Set each TCP setting of this thread's network namespace to the first of its wanted values that is allowed.
 
     Returns:
-        A phrase for each setting that differs from the wanted ones, with the reason.
+        A phrase for each setting that has none of its wanted values, with the reason.
     """
     misses = []
     for name, values in wanted.items():
@@ -71,7 +71,7 @@ def set_tcp(wanted: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _set_first(name: str, values: Sequence[str]) -> str:
-    """Set the first value that the kernel accepts; return why it refused the last one that was tried."""
+    """Set a setting to the first value that the kernel accepts; return why the last other value was refused."""
     reason = "it did not take effect"
     for value in values:
         try:
@@ -111,11 +111,11 @@ _SIOCSIFNETMASK = 0x891C
 _SIOCSIFMTU = 0x8922
 _IFF_UP = 0x1
 
-# struct ifreq: an interface name, then the argument of the request.
+# Sizes in struct ifreq: of an interface name, and of the whole struct, which also contains the request's argument.
 _NAME_BYTES = 16
 _REQUEST_BYTES = 40
 
-# Settings that can forbid user namespaces to ordinary users: sysctl, the forbidding value, and an allowing one.
+# Settings that can forbid user namespaces to ordinary users: sysctl, the value that forbids, and one that allows them.
 _SYSCTLS = (
     ("kernel/unprivileged_userns_clone", "0", "1"),
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
@@ -124,10 +124,10 @@ _SYSCTLS = (
 
 
 def isolate() -> None:
-    """Move this process into a new network namespace in which it may do everything.
+    """Move this process, which must have a single thread, into a new network namespace that it may configure.
 
-    A process without the privilege for this also makes a user namespace, in which it is root and its files stay its
-    user's. It must have a single thread.
+    Without the privilege for this, the process also enters a new user namespace, in which it is root; its files still
+    belong to its user outside.
 
     Raises:
         OSError: The kernel forbids it.
@@ -137,14 +137,14 @@ def isolate() -> None:
     except PermissionError:
         user, group = os.getuid(), os.getgid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        # Groups can be mapped only after this.
+        # The kernel accepts a mapping of groups only after this.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
 def enter_new_network() -> int:
-    """Move this thread into a new, empty network namespace; return a file descriptor that keeps it alive."""
+    """Move this thread into a new network namespace; return a file descriptor that keeps the namespace alive."""
     _unshare(_CLONE_NEWNET)
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -174,10 +174,10 @@ def _check(result: int, call: str) -> None:
 
 
 def open_tun(name: str, address: str, netmask: str) -> int:
-    """Make a TUN device in this thread's network namespace and configure it.
+    """Create and configure a TUN device in this thread's network namespace; it exists until its descriptor is closed.
 
-    The device disappears when its descriptor is closed. TCP writes up to 64 KiB as one packet, which its reader counts
-    as the segments that it stands for: this makes a relay in Python fast enough.
+    The kernel writes up to 64 KiB of TCP segments to the device as one packet (see executor/wan/packets.py): otherwise
+    a relay in Python would be too slow.
 
     Returns:
         A non-blocking file descriptor.
@@ -222,14 +222,10 @@ def _socket_address(address: str) -> bytes:
 
 
 def leave_network(parent: int) -> None:
-    """Isolate this process, whose environment then has the TCP settings of the network that it has left.
-
-    Args:
-        parent: The process with whose end this one ends.
-    """
+    """Isolate this process by `isolate`, and set `HOST_TCP` in its environment; it ends with the process ``parent``."""
     os.environ[HOST_TCP] = json.dumps(read_tcp())
     isolate()
-    # The kernel may forget this when the namespace changes; it outlives exec.
+    # After `isolate`, since the kernel may drop this setting when the namespace changes; exec keeps it.
     die_with_parent(parent)
     switch_on_loopback()
 
@@ -241,7 +237,7 @@ def run_isolated(parent: str, *command: str) -> None:
 
 
 def find_missing() -> str | None:
-    """Try what the test bed needs; return what the kernel or its configuration denies, or None if nothing."""
+    """Try what the relay needs; return a sentence on what the kernel or its configuration forbids; None if nothing."""
     try:
         isolate()
         switch_on_loopback()

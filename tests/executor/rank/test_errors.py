@@ -348,6 +348,4 @@ def test_an_error_that_nobody_foresaw_stays_itself_and_is_told_to_the_others() -
 
 def test_a_rank_that_does_not_come_is_named_by_all_that_do() -> None:
     outcomes = meet([stating(0), None, stating(0)], patience_s=0.2)
-    assert [str(each) for each in (outcomes[0], outcomes[2])] == [
-        "rank 1 did not come to the rendezvous within 0 s"
-    ] * 2
+    assert [str(each) for each in (outcomes[0], outcomes[2])] == ["rank 1 did not join the other ranks within 0 s"] * 2

@@ -198,7 +198,7 @@ def test_adamw_on_the_shards_of_a_model_of_the_users_own(own_model: ModelCode, t
     [
         ({"wide": "column"}, {}, "", "cannot be computed in 2 parts by its parallel layout", "correct the model"),
         ({"wide": "row", "narrow": "column"}, {}, "", "cannot be computed in 2 parts", "correct the model"),
-        ({"wide": "columns"}, {}, "parallel_layout(1)", "'wide' is cut by 'columns'", "'column' or 'row'"),
+        ({"wide": "columns"}, {}, "parallel_layout(1)", "'wide' has the value 'columns'", "'column' or 'row'"),
         ({"wider": "column"}, {}, "parallel_layout(1)", "no submodule 'wider'", "wide, narrow"),
         ({"norm": "column"}, {}, "parallel_layout(1)", "'norm' is a LayerNorm", "only torch.nn.Linear"),
         ({"width": 7}, {}, "parallel_layout(1)", "'wide' cannot be cut by column into 2", "7, must be a multiple of 2"),
