@@ -27,7 +27,7 @@ def search_rules(
 ) -> tuple[float, Ints]:
     """Return the least makespan found, seconds, infinite if none, and its actions as integers, int64 [actions].
 
-    The actions are F, I and W; backwards are always split.
+    The actions are F (forward), I (input gradient) and W (weight gradient): backwards are split.
 
     Args:
         tables: Arrays of the problem.
