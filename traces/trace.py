@@ -88,9 +88,7 @@ class LinkTrace:
     def bits_between(self, start_s: npt.ArrayLike, end_s: npt.ArrayLike) -> FloatArray:
         """Return the bits that the link carries between two times: the exact integral of the rate.
 
-        Args:
-            start_s: Seconds, any shape.
-            end_s: Seconds, broadcast against ``start_s``; at least ``start_s``.
+        Times may have any shapes that broadcast against each other, in which the bits are returned.
         """
         start_s, end_s = np.asarray(start_s, np.float64), np.asarray(end_s, np.float64)
         return self._bits_until(end_s) - self._bits_until(start_s)
@@ -98,12 +96,9 @@ class LinkTrace:
     def time_to_send(self, bits: npt.ArrayLike, start_s: npt.ArrayLike) -> FloatArray:
         """Return the time that the link needs from ``start_s`` on to carry ``bits``, seconds.
 
-        This is the shortest such time: bits that are complete exactly when an outage begins do not wait for the
-        outage's end. It is infinite if the link never carries so many bits.
-
-        Args:
-            bits: Amount to send, any shape, not negative.
-            start_s: Seconds, broadcast against ``bits``.
+        The time is the shortest one: bits that are complete exactly when an outage begins do not wait for the end of
+        the outage. It is infinite if the link never carries so many bits. ``bits`` and ``start_s`` may have any shapes
+        that broadcast against each other.
         """
         bits, start_s = np.broadcast_arrays(np.asarray(bits, np.float64), np.asarray(start_s, np.float64))
         target_bits = self._bits_until(start_s) + bits

@@ -48,10 +48,8 @@ class SendWindow:
     def waiting_s(self, now_s: float, size_bytes: int, rate_bps: float) -> float:
         """Send a message; return the delay that the window adds to the transmission time on the path, seconds.
 
-        Args:
-            now_s: Earliest start of the message, seconds; not before that of the previous message.
-            size_bytes: Size of the message, bytes.
-            rate_bps: Payload rate of the path, bits per second.
+        ``now_s`` is the earliest start of the message, not before the start of the previous message; ``rate_bps`` is
+        the payload rate of the path.
         """
         if not size_bytes or not self._round_trip_s or not rate_bps:
             return 0.0

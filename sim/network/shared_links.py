@@ -19,9 +19,8 @@ from traces.common.errors import RunError
 def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
     """Return the max-min fair rate of each flow in bits per second, over all its connections.
 
-    Args:
-        flows: Flows that each use at least one link; each has ``weight`` connections of at most ``ceiling_bps``.
-        capacity_bps: Bits per second of each link that some flow takes.
+    Each flow uses at least one link, by ``weight`` connections of at most ``ceiling_bps`` each. ``capacity_bps`` is the
+    rate of each link that a flow uses.
     """
     rates = [0.0] * len(flows)
     remaining_bps = dict(capacity_bps)
@@ -59,11 +58,9 @@ def max_min_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> l
 def first_come_rates(flows: Sequence[Flow], capacity_bps: Mapping[str, float]) -> list[float]:
     """Return the rate of each flow in bits per second on links that serve flows first come, first served.
 
-    A flow that waits for one of its links does not delay other flows on the other links of its path.
-
-    Args:
-        flows: Flows in order of their starts; each gets the rate that the earlier flows leave.
-        capacity_bps: Bits per second of each link that some flow takes.
+    Flows are in the order of their starts, and each gets the rate that the earlier flows leave. A flow that waits for
+    one of its links does not delay other flows on the other links of its path. ``capacity_bps`` is the rate of each
+    link that a flow uses.
     """
     remaining_bps = dict(capacity_bps)
     rates = []

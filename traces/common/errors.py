@@ -60,11 +60,7 @@ _MOST_NAMES = 3
 def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: str = "") -> Thing:
     """Return the entry of a mapping by a name that a person wrote.
 
-    Args:
-        name: Name to look up.
-        things: All entries by their names.
-        kind: Singular noun for the entries in the message, such as ``"preset"``.
-        where: File and place in the file, for the message; empty for none.
+    In the message, ``kind`` is the noun for an entry, such as ``"preset"``, and ``where`` the file and place in it.
 
     Raises:
         InputError: There is no such entry; the message suggests the nearest name and lists all.

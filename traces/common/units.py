@@ -35,12 +35,9 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\
 
 
 def parse_quantity(text: object, units: Mapping[str, float], example: str) -> float:
-    """Return ``text`` in the SI unit that ``units`` scales to.
+    """Return a number with a unit, such as ``"40 ms"``, in the SI unit.
 
-    Args:
-        text: A number with a unit, such as ``"40 ms"``.
-        units: Factor that converts a unit to the SI unit, by the unit's name.
-        example: A valid quantity, shown in the error.
+    ``units`` gives the factor that converts a unit to the SI unit; ``example`` is a valid quantity, for the message.
 
     Raises:
         InputError: The text is not a number with one of the units, or the number is negative or not finite.

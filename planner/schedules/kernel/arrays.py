@@ -150,11 +150,9 @@ def to_sequence(orders: Orders) -> Ints:
 
 
 def to_orders(sequence: Ints, first: Ints) -> Orders:
-    """Return the orders of a sequence.
+    """Return the orders of a sequence without its entries `NOTHING`.
 
-    Args:
-        sequence: Actions as integers; `NOTHING` is left out.
-        first: Index of each worker's first action, [workers + 1].
+    ``first`` is the index of each worker's first action, [workers + 1].
     """
     kept = sequence != NOTHING
     before = np.concatenate([[0], np.cumsum(kept)])
