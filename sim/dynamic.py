@@ -78,7 +78,7 @@ class DynamicStep:
         self._at(float(self._devices.clock_s[actor]), lambda now_s: self._go_on(actor, now_s))
 
     def arrive(self, message: int) -> None:
-        """Tell the receiving actor of the message at its arrival, whose time is known."""
+        """Let the receiving actor process a message at its arrival, whose time is known."""
         if self._action[self._receiver(message)] is not None:
             arrival_s = float(self._step.state.arrival_s[message])
             self._at(arrival_s, lambda now_s: self._arrived(message, now_s))

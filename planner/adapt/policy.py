@@ -17,8 +17,8 @@ class PathObservation:
     Attributes:
         size_bytes: Bytes of all transfers in the step.
         busy_s: Time in which at least one transfer was queued or being sent, seconds.
-        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds. Only transfers for which
-            the receiver waited count; None if there were none.
+        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds, over the transfers that
+            the receiver waited for; None if the receiver waited for none.
     """
 
     source: str

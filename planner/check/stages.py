@@ -134,7 +134,7 @@ def check_microbatches(pipeline: Pipeline, plan: Plan, where: str) -> None:
         )
 
 
-# Function from the numbers of stages and of workers to the worker of each stage, and the rule in words.
+# A function from the numbers of stages and of workers to the worker of each stage, and its rule in words for messages.
 _Placement = tuple[Callable[[int, int], list[int]], str]
 
 _ONE_EACH: _Placement = (lambda stages, workers: list(range(stages)), "every stage is on devices of its own")

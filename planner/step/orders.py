@@ -108,7 +108,8 @@ def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool)
 def _interleaved_depth(stage: int, workers: int) -> int:
     """Return the most microbatches in flight at a stage in interleaved 1F1B with two stages on each worker.
 
-    The order: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.
+    The number follows from the order of Narayanan et al., Efficient Large-Scale Language Model Training on GPU
+    Clusters, 2021.
     """
     turn, worker = divmod(stage, workers)
     return (1 - turn) * workers + min(workers, 2 * (workers - worker) - 1)

@@ -30,7 +30,7 @@ def first_line(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number, also one that is not finite (``nan``)."""
+    """Return whether a text is a number, which may be infinite or ``nan``."""
     try:
         float(text)
     except ValueError:

@@ -76,8 +76,8 @@ def parse_request(message: dict[str, Any]) -> BurstRequest:
     return BurstRequest(message.get("direction"), size_bytes, float(seconds), connections)  # type: ignore[arg-type]
 
 
-# In struct tcp_info (linux/tcp.h, since Linux 5.4): sender's segment size, congestion window in segments, and the
-# window that the receiver offers.
+# Offsets in struct tcp_info (linux/tcp.h, since Linux 5.4) of the sender's segment size, the congestion window in
+# segments, and the window that the receiver offers.
 _NUMBER = struct.Struct("=I")
 _SEGMENT, _CONGESTION, _OFFERED = 16, 80, 228
 

@@ -25,7 +25,7 @@ _NEAR_SHARE = 0.1
 _FARTHER_SHARE = 0.6
 _FARTHEST = 8
 
-# Limit on the moves that are proposed for each order that is timed, on average.
+# Limit on the average number of moves that are proposed for each order that is timed.
 _MOVES_PER_TRIAL = 20
 
 # Relative difference up to which two makespans count as equal.
