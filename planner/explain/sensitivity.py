@@ -49,7 +49,7 @@ class Sensitivity:
         return self._gain(self._variant_s(with_better_links(self.scenario, 1.0, 1 / BETTER, only), ~self.is_sum))
 
     def sums_gain(self, only: Collection[Ends] | None = None) -> float:
-        """Return the gain if gradient sums had links (None: all) of `BETTER` times the rate, 1 / `BETTER` the latency."""
+        """Return the gain if sums had links (None: all) with `BETTER` times the rate, 1 / `BETTER` the latency."""
         return self._gain(self._variant_s(with_better_links(self.scenario, BETTER, 1 / BETTER, only), self.is_sum))
 
     def depth_gain(self) -> float:
