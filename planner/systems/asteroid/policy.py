@@ -40,7 +40,7 @@ Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[
 
 
 def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return the end layer of each stage but the last, so that work is in proportion to capacity.
+    """Return new end layers, for all stages but the last, that divide the work in proportion to capacity.
 
     Layers move only between neighbouring stages.
 
@@ -58,7 +58,7 @@ def in_proportion(stages: Sequence[Stage], until_s: Sequence[float], capacities:
 
 
 def where_they_were(stages: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
-    """Return the end layer of each stage but the last, so that only the layers of lost stages move.
+    """Return new end layers, for all stages but the last, that move only the layers of lost stages.
 
     These layers are divided between the two neighbouring stages in proportion to ``capacities``, in samples per second.
     The arguments are those of `in_proportion`.
@@ -137,7 +137,7 @@ def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
 def _fitted(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """Return the stages with the end layers nearest to ``wanted`` that fit into memory; None if none do."""
+    """Return the stages with end layers ``wanted`` or, if these need too much memory, the nearest that fit, if any."""
     fitted = _with_ends(stages, (*wanted, len(scenario.model.layers)), scenario, microbatches)
     if fitted is not None:
         return fitted
@@ -148,7 +148,7 @@ def _fitted(
 def _with_ends(
     stages: Sequence[Stage], ends: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[Stage, ...] | None:
-    """Return the stages with new end layers, at the depths that fit into memory; None if one is empty or too large."""
+    """Return the stages with new end layers and depths that fit into memory; None if a stage is empty or too large."""
     edges = list(pairwise((0, *ends)))
     if any(end <= first for first, end in edges):
         return None
@@ -163,12 +163,13 @@ def _with_ends(
 def _nearest_that_fit(
     stages: Sequence[Stage], wanted: Sequence[int], scenario: Scenario, microbatches: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the end layers nearest to ``wanted`` that fit into memory with one microbatch in flight, None if none do.
+    """Return the end layers nearest to ``wanted`` with which every stage fits into memory; None if there are none.
 
-    The distance of two lists of end layers is the sum of the absolute differences of their entries.
+    The distance of two lists of end layers is the sum of the absolute differences of their entries. A stage fits if its
+    memory holds one microbatch in flight.
     """
     layers = len(scenario.model.layers)
-    # Of all ways to place the first stages that end at a layer, the one with the least distance: (distance, ends).
+    # End layer of the first stages to the placement of these stages with the least distance, as (distance, end layers).
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for stage, target in zip(stages, [*wanted, layers], strict=True):
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -200,7 +201,7 @@ class AsteroidReplay:
 
 
 class HeavyRescheduling(AsteroidReplay):
-    """The policy ``heavy-rescheduling``, which decides at the same times; each run needs an object of its own."""
+    """The policy ``heavy-rescheduling``; each run needs an object of its own."""
 
     def _repaired(self, plan: Plan, observation: Observation) -> Plan:
         return replan(plan, self._scenario, {*observation.gone, *observation.away})

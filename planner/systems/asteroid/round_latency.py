@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from math import inf
 
 from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
@@ -42,9 +43,9 @@ class RoundStep:
     """A step of a round: the execution of a stage, or the communication between two stages.
 
     Attributes:
-        forward_s: E_f, the time of one microbatch's forward, or of the transfer of its activations, seconds.
-        backward_s: E_b, the time of its backward, or of the transfer of their gradient, seconds.
-        sync_s: T_a, the time of the gradient sum at the end of the round, seconds; 0 for communication.
+        forward_s: Time of one microbatch's forward or, for communication, of the transfer of its activations, seconds.
+        backward_s: Time of its backward or, for communication, of the transfer of the activations' gradient, seconds.
+        sync_s: Time of the gradient sum over the stage's devices, seconds; 0 for communication.
         is_transfer: Whether the step is communication.
     """
 
@@ -55,17 +56,18 @@ class RoundStep:
 
     @property
     def both_s(self) -> float:
-        """E, the time of one microbatch in both directions, seconds."""
+        """Time of one microbatch in both directions, seconds."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTail:
-    """The last steps of a round, described by the terms V and U of the module's docstring.
+    """The latency of the last steps of a round, as two terms: V and U of the module's docstring.
 
     Attributes:
-        dominated_s: V, the time of the dominant step and of the steps in front of it, seconds.
-        late_sync_s: U, the time by which the latest gradient sum extends the round, seconds.
+        dominated_s: V, the time of the dominant step for all microbatches and of the steps in front of it for one, in
+            seconds.
+        late_sync_s: U, the additional time until the last gradient sum ends, seconds.
     """
 
     dominated_s: float
@@ -73,12 +75,16 @@ class RoundTail:
 
     @property
     def latency_s(self) -> float:
-        """Latency of a round that consists of these steps alone, seconds."""
+        """Time of a round that has only these steps, V + U, seconds."""
         return self.dominated_s + self.late_sync_s
 
 
+# The end of a round, in front of which `prepend` puts the last step.
+NO_STEPS = RoundTail(-inf, -inf)
+
+
 def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
-    """Return M E, the time of all microbatches in one step without waiting, seconds.
+    """Return the time that one step takes for all microbatches without waiting, seconds: M E.
 
     Args:
         step: Execution or communication step.
@@ -90,19 +96,19 @@ def busy_s(step: RoundStep, microbatches: int, duplex: bool) -> float:
     return microbatches * step.both_s
 
 
-def prepend(step: RoundStep, tail: RoundTail | None, microbatches: int, duplex: bool) -> RoundTail:
-    """Return the terms V and U after ``step`` is added in front of ``tail``, which is None for a round's last step.
-
-    The other arguments are those of `busy_s`.
-    """
-    alone_s = busy_s(step, microbatches, duplex)
-    if tail is None:
-        return RoundTail(alone_s, step.sync_s)
-    return RoundTail(max(alone_s, step.both_s + tail.dominated_s), max(step.sync_s, tail.late_sync_s - step.backward_s))
+def prepend(step: RoundStep, tail: RoundTail, microbatches: int, duplex: bool) -> RoundTail:
+    """Return the latency of ``tail`` with one more step in front. The other arguments are those of `busy_s`."""
+    return RoundTail(
+        max(busy_s(step, microbatches, duplex), step.both_s + tail.dominated_s),
+        max(step.sync_s, tail.late_sync_s - step.backward_s),
+    )
 
 
 def dominant_step(steps: Sequence[RoundStep], microbatches: int, duplex: bool) -> int:
-    """Return dm, the index of the dominant step; of several, the first. See `busy_s` for the arguments."""
+    """Return the index of the step that determines the time of a round (dm; of several, the first).
+
+    The arguments are those of `busy_s`.
+    """
     before_s = accumulate((step.both_s for step in steps), initial=0.0)
     ends_s = [busy_s(step, microbatches, duplex) + start_s for step, start_s in zip(steps, before_s, strict=False)]
     return ends_s.index(max(ends_s))
@@ -169,9 +175,9 @@ def transfer_step(
 
 
 def group_sync_s(scenario: Scenario, first_layer: int, end_layer: int, devices: tuple[str, ...]) -> float:
-    """Return T_a, the time in which a ring all-reduce sums a stage's gradients over its devices, seconds.
+    """Return the time in which a ring all-reduce sums a stage's gradients over its devices, seconds.
 
-    The stage has layers ``first_layer`` to ``end_layer`` - 1. A single device takes 0 s.
+    The stage has layers ``first_layer`` to ``end_layer`` - 1. With a single device, the time is 0.
     """
     if len(devices) == 1:
         return 0.0

@@ -110,7 +110,7 @@ class StageCosts:
         self._allocated = cache(self._allocate)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
-        """Return the stage on a group, divided by Algorithm 1; None if memory is too small for ``depth``."""
+        """Return the stage with these layers and devices; None if memory is too small for ``depth`` microbatches."""
         most = tuple(self._most(first_layer, end_layer, device.memory_bytes, depth) for device in group)
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
@@ -126,7 +126,7 @@ class StageCosts:
         return StageChoice(first_layer, end_layer, depth, tuple((device.name, count) for device, count in used), step)
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
-        """Return the number of samples of each microbatch that fit into a device's memory, all of them at most."""
+        """Return the largest part of a microbatch that fits into a device's memory, in samples."""
         stage = Stage(first_layer, end_layer, (), depth)
         return most_samples(self._scenario, stage, self._samples, depth, memory_bytes)
 
@@ -151,7 +151,7 @@ def levelled(scenario: Scenario) -> Scenario:
     """Return the scenario with each layer's times replaced by their mean over all devices of the cluster."""
     kinds = [device.kind for device in scenario.cluster.devices]
     for kind in kinds:
-        # Raises an error that names the kind if the profile lacks it.
+        # `times` raises an error that names a kind of device that the profile lacks.
         scenario.model.times(0, len(scenario.model.layers), kind, 1)
     layers = tuple(replace(layer, times=_mean_times(layer, kinds)) for layer in scenario.model.layers)
     return replace(scenario, model=ModelProfile(scenario.model.name, layers))

@@ -29,20 +29,20 @@ from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.round_latency import RoundTail, least_rate_bps, prepend, transfer_step
+from planner.systems.asteroid.round_latency import NO_STEPS, RoundTail, least_rate_bps, prepend, transfer_step
 from planner.systems.asteroid.stage_costs import StageChoice, StageCosts
 
 
 def asteroid_depth(stages: int) -> int:
-    """Return Asteroid's number of microbatches in flight at a stage, 2 ``stages`` - 1.
+    """Return the number of microbatches in flight at a stage by Asteroid's rule.
 
-    ``stages`` is the number of stages from this one to the last; the formula counts each communication as a stage too.
+    ``stages`` is the number of stages from this one to the last. The rule counts each communication as a stage too.
     """
     return 2 * stages - 1
 
 
 def plain_depth(stages: int) -> int:
-    """Return 1F1B's number of microbatches in flight at a stage, ``stages``; see `asteroid_depth`."""
+    """Return the number of microbatches in flight at a stage by 1F1B's rule; see `asteroid_depth`."""
     return stages
 
 
@@ -51,7 +51,7 @@ class HybridRules:
     """The rules in which the planners that use this search differ.
 
     Attributes:
-        depth: Function from the number of stages from one to the last to the microbatches in flight at the first.
+        depth: Rule for the microbatches in flight at a stage: `asteroid_depth` or `plain_depth`.
         duplex: Whether the round latency is corrected for full-duplex links.
         widest: Most devices of a group; None for no limit.
     """
@@ -63,10 +63,10 @@ class HybridRules:
 
 @dataclass(frozen=True, slots=True)
 class HybridSplit:
-    """A split of the last layers over the last devices: some of the last stages of a pipeline, or all of its stages.
+    """The last stages of a pipeline that the search builds, or all of its stages.
 
     Attributes:
-        tail: Terms V and U of the round latency of these stages.
+        tail: Round latency of these stages.
         stages: The stages, first to last.
     """
 
@@ -93,9 +93,10 @@ def best_split(
     """
     search = _Search(scenario, StageCosts(scenario, samples), samples, tuple(devices), microbatches, rules)
     best: HybridSplit | None = None
-    splits: _Splits = {}
-    for stages in range(1, min(len(scenario.model.layers), len(devices)) + 1):
-        longer = search.last_stages() if stages == 1 else search.one_more_stage(splits, stages)
+    layers = len(scenario.model.layers)
+    splits: _Splits = {(layers, len(devices), ()): [HybridSplit(NO_STEPS, ())]}
+    for stages in range(1, min(layers, len(devices)) + 1):
+        longer = search.one_more_stage(splits, stages)
         complete = [each for (layer, device, _), kept in longer.items() if not layer and not device for each in kept]
         best = min([*complete, *([best] if best else [])], key=lambda each: each.tail.latency_s, default=None)
         splits = {key: _worth_keeping(kept, best) for key, kept in longer.items()}
@@ -149,20 +150,8 @@ class _Search:
     microbatches: int
     rules: HybridRules
 
-    def last_stages(self) -> _Splits:
-        """Return every last stage, as a split."""
-        splits: _Splits = {}
-        layers, count = len(self.scenario.model.layers), len(self.devices)
-        for device in range(max(0, count - self._widest), count):
-            for layer in range(layers):
-                choice = self._choose(layer, layers, device, count, 1)
-                if choice is not None:
-                    tail = prepend(choice.step, None, self.microbatches, self.rules.duplex)
-                    splits[self._key(choice, device)] = [HybridSplit(tail, (choice,))]
-        return splits
-
     def one_more_stage(self, splits: _Splits, stages: int) -> _Splits:
-        """Return ``splits``, each extended by every possible stage in front, to ``stages`` stages."""
+        """Return ``splits`` with every possible stage put in front of each, which makes ``stages`` stages."""
         longer: _Splits = {}
         for (middle, device, _), kept in splits.items():
             for first_device in range(max(0, device - self._widest), device):
@@ -174,9 +163,11 @@ class _Search:
         return longer
 
     def _extended(self, choice: StageChoice, split: HybridSplit) -> HybridSplit:
-        ends = [tuple(device for device, _ in each.samples) for each in (choice, split.stages[0])]
-        transfer = transfer_step(self.scenario, choice.end_layer, self.samples, *ends)
-        tail = prepend(transfer, split.tail, self.microbatches, self.rules.duplex)
+        tail = split.tail
+        if split.stages:
+            ends = [tuple(device for device, _ in each.samples) for each in (choice, split.stages[0])]
+            transfer = transfer_step(self.scenario, choice.end_layer, self.samples, *ends)
+            tail = prepend(transfer, tail, self.microbatches, self.rules.duplex)
         tail = prepend(choice.step, tail, self.microbatches, self.rules.duplex)
         return HybridSplit(tail, (choice, *split.stages))
 
@@ -195,9 +186,9 @@ class _Search:
 
 
 def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """Return the splits faster than ``best`` that no other split matches or beats in both V and U.
+    """Return the splits faster than ``best`` without those that another split matches or beats in both V and U.
 
-    Of splits with equal V and U, one is kept.
+    V and U are the two terms of the round latency. Of splits with equal V and U, one is kept.
     """
     longest_s = best.tail.latency_s if best is not None else inf
     kept: list[HybridSplit] = []

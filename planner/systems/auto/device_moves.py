@@ -74,7 +74,7 @@ def _with_moved_devices(plan: Plan) -> Iterator[Plan]:
 
 
 def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica, ...]]) -> Plan:
-    """Return the plan with new replicas in some stages, by (index of the pipeline, index of the stage)."""
+    """Return the plan with other replicas in the stages that are keys, (index of the pipeline, index of the stage)."""
     pipelines = [
         replace(
             pipeline,
@@ -104,7 +104,7 @@ def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
 
 
 def _split(stages: Sequence[Stage]) -> Iterator[tuple[Stage, ...]]:
-    """Yield the stages with one of them divided in two: one replica gets one part, the others the other part."""
+    """Yield the stages with the layers and replicas of one stage divided in two; one part has a single replica."""
     for at, stage in enumerate(stages):
         if len(stage.replicas) < 2:
             continue
@@ -149,7 +149,7 @@ def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ..
 
 
 def _microbatches(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
-    """Return the microbatch sizes to try for ``stages`` stages: the old ones and, if that number is new, two others."""
+    """Return the microbatch sizes to try: the old ones and, for another number of stages, smaller and larger ones."""
     count, most = len(pipeline.microbatches), pipeline.samples
     if stages == len(pipeline.stages):
         return [pipeline.microbatches]

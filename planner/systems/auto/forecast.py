@@ -92,7 +92,7 @@ class LinkSample:
 
 
 class LinkForecast:
-    """Samples of the current regime of one link, and the lengths of past regimes; each run needs objects of its own.
+    """Samples of one link since its mean rate last changed (the current regime), and the lengths of past regimes.
 
     Args:
         rate_bps: Declared payload rate, bits per second.
@@ -114,7 +114,7 @@ class LinkForecast:
 
     @property
     def expected_dwell_s(self) -> float:
-        """Expected remaining time of the regime, seconds: the mean length of past regimes, or its own age if longer."""
+        """Expected remaining time of the regime, seconds: the mean length of past ones, or its own age if longer."""
         return max(self.age_s, sum(self._dwells_s) / len(self._dwells_s))
 
     @property
@@ -150,7 +150,7 @@ class LinkForecast:
 
 
 def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float | None]]:
-    """Return the links between regions that a step used, as name to (rate in bits per second, latency in seconds).
+    """Return name, rate (bits per second) and latency (seconds) of each link between regions that a step used.
 
     - Each link of a path gets the path's rate, and a part of its latency in proportion to the declared latencies.
     - If a flow shares a link with others, its rate is scaled up to that of the whole link.
@@ -197,7 +197,8 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
 # Least weight of the newest step in a running mean; after 30 steps, the weights of older steps decay exponentially.
 LEAST_WEIGHT = 1 / 30
 
-# Weight of the mean over all plans of a kind (`_kind`), in steps of the plan itself.
+# Number of steps of a plan after which the plan's own mean weighs as much as the mean of all plans of its kind
+# (`_kind`).
 STEPS_OF_KIND = 4
 
 
@@ -214,7 +215,7 @@ class _Mean:
 
 
 class PredictionBias:
-    """Factors that correct predicted step times, learned from measured ones; each run needs an object of its own.
+    """Factors that correct predicted step times, learned from measured step times in one run.
 
     A prediction assumes that link rates are constant during a step. If rates vary, the prediction is too short. The
     error depends on the kind of plan: it is largest for plans with a fixed order of actions, smaller for those with a

@@ -53,7 +53,7 @@ def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 
 def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Yield the pipelines with one microbatch more or less, or 1/2, 2, 3/4 or 4/3 times as many."""
+    """Yield the pipelines with one microbatch more or less, or with 1/2, 2, 3/4 or 4/3 times as many."""
     count, most = len(pipeline.microbatches), pipeline.samples
     for other in sorted({count - 1, count + 1, count // 2, count * 2, count * 3 // 4, count * 4 // 3} - {count}):
         if 1 <= other <= most:
@@ -70,7 +70,7 @@ def _with_other_recompute(pipeline: Pipeline) -> Iterator[Pipeline]:
 def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:
     """Yield the plans in which one group of equivalent pipelines gives samples to another group.
 
-    The samples are one, a quarter of a microbatch of each giving pipeline, or one whole microbatch of each.
+    The number of samples is one, or a quarter of a microbatch or a whole microbatch of each giving pipeline.
     """
     samples = max(plan.pipelines[giver[0]].microbatches) * len(giver)
     for part in sorted({1, max(1, samples // 4), samples}):

@@ -66,7 +66,7 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the time of a step at constant rates, seconds, by the fast model of the module's docstring."""
+    """Return the time of a step at constant rates, seconds, by the fast model, which evaluates few devices."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
     return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
@@ -83,7 +83,7 @@ def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the largest time that one device spends in gradient sums, one after the other, seconds."""
+    """Return the longest time that any device spends in its gradient sums, seconds."""
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
@@ -94,7 +94,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
-    """Return the hops (source, target) of a ring over devices, but only the first between equal kinds of devices."""
+    """Return the hops (source, target) of a ring over devices, only one for all hops between equal kinds of devices."""
     by_name = scenario.cluster.by_name
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):

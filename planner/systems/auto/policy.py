@@ -136,7 +136,7 @@ class AutoPolicy:
         return changed
 
     def _cover(self, away: frozenset[str]) -> None:
-        """Search for plans at three sets of link rates: the means, the lower quartiles, and the lowest rate for all."""
+        """Search for plans at three sets of link rates: means, lower quartiles, and the lowest rate for all links."""
         declared = {link.name: link.bandwidth_bps for link in self._scenario.cluster.links}
         mean, slow = {}, {}
         for name, link in self._links.items():
@@ -147,9 +147,9 @@ class AutoPolicy:
             self.portfolio.cover(tuple(sorted(steps.items())), away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
-        """Return the plan that saves most time compared with ``incumbent``, less the time of the move from ``plan``.
+        """Return the plan that saves most time compared with ``incumbent``, or None if no change pays.
 
-        The result is None if no plan fulfils the conditions of the module's docstring.
+        The time of the move from the current ``plan`` counts. The module's docstring gives the conditions of a change.
         """
         own_s = self._step_s(incumbent)
         observed = self._observed()
@@ -206,7 +206,7 @@ class AutoPolicy:
         return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """Return the shortest expected rest of any link's regime, and the age of the youngest regime, seconds."""
+        """Return the shortest expected rest of a regime of ``links``, and the age of the youngest regime, seconds."""
         dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 

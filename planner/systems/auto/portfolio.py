@@ -34,7 +34,7 @@ class Portfolio:
         return [plan for plan in self._plans if away.isdisjoint(plan.devices)]
 
     def cover(self, steps: tuple[tuple[str, int], ...], away: frozenset[str]) -> None:
-        """Search for a plan at given link rates and add it, unless an earlier call had the same arguments.
+        """Search for a plan at some link rates and add it; do nothing if an earlier call had the same arguments.
 
         Args:
             steps: (name of a link, exponent n): the rate of the link is `RATE_STEP` ** n times the declared rate.

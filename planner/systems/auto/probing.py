@@ -45,7 +45,10 @@ def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: C
 def _beyond(
     scenario: Scenario, stage: Stage, links: Collection[str], taken: Collection[str], other_than: str | None = None
 ) -> str | None:
-    """Return a device across one of ``links``, neither in ``taken`` nor in the region of ``other_than``, or None."""
+    """Return a device at the other end of one of ``links``, seen from ``stage``, or None if there is none.
+
+    The device is neither in ``taken`` nor in the region of the device ``other_than``.
+    """
     here = stage.replicas[0].device
     near = {scenario.cluster.by_name[name].region for name in (here, other_than) if name is not None}
     for device in scenario.cluster.devices:

@@ -20,8 +20,8 @@ from traces.common.errors import InputError
 # Assumed length of a window, seconds: longer than most steps, shorter than a run.
 WINDOW_S = 60.0
 
-# Least number of windows, into which even a short trace is divided, since quantiles need several values; and most
-# windows that are evaluated, which are chosen at equal distances from a longer trace.
+# Least number of windows into which a trace is divided, since quantiles need several values, and most windows that are
+# evaluated, at equal distances.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
 
 

@@ -107,7 +107,7 @@ def search(
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
-    """Yield the candidate plans without devices of ``without``: those of `find_mixes` and, in small clusters, more."""
+    """Yield the candidate plans of the search, none of which uses a device of ``without``."""
     devices = [device for device in scenario.cluster.devices if device.name not in without]
     if len(devices) <= MOST_DEVICES:
         yield from small_cluster_plans(devices, scenario, _NAME)

@@ -36,7 +36,7 @@ class Division:
 
 
 def device_time_s(samples: float, speed: NodeSpeed, sums: SumTimes) -> float:
-    """Return the time of a step with ``samples`` samples on a device if this waits for no other device, seconds."""
+    """Return the time of a step of one device that takes ``samples`` and never waits for other devices, seconds."""
     forward_s, backward_s = speed.forward_s(samples), speed.backward_s(samples)
     waits_s = forward_s + sums.first_bucket_share * backward_s + sums.overlapped_s
     return max(forward_s + backward_s, waits_s) + sums.last_s
@@ -50,7 +50,7 @@ def batch_time_s(samples: Sequence[float], speeds: Sequence[NodeSpeed], sums: Su
 def real_division(
     batch: float, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequence[int]
 ) -> tuple[tuple[float, ...], float]:
-    """Return the fastest division if samples could be split, as samples of each device, and its step time, seconds.
+    """Return the fastest division with fractions of samples, as samples of each device, and its step time, seconds.
 
     Args:
         batch: Samples to divide, above zero.
@@ -101,7 +101,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
         )
     shares, _ = real_division(batch, speeds, sums, most)
     samples = [max(least, math.floor(share + 1e-9)) for share in shares]
-    # Where devices were raised to `least` samples, the slowest other devices lose as many.
+    # If raising devices to `least` samples exceeds the batch, the slowest of the other devices lose samples.
     while sum(samples) > batch:
         times_s = [
             device_time_s(own, speed, sums) if own > least else -math.inf
@@ -113,7 +113,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
 
 
 def _samples_within(rest_s: float, speed: NodeSpeed, sums: SumTimes, limit: int) -> float:
-    """Return the number of samples, not rounded, that a device can process in the ``rest_s`` seconds before T_u."""
+    """Return how many samples a device can process, not rounded, if the last sum begins after ``rest_s`` seconds."""
     share = sums.first_bucket_share
     alone_s = rest_s - speed.forward_fixed_s - speed.backward_fixed_s
     waiting_s = rest_s - sums.overlapped_s - speed.forward_fixed_s - share * speed.backward_fixed_s

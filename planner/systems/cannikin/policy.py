@@ -63,7 +63,7 @@ class CannikinPolicy:
                 share = self._backward_share(device, ceil(samples[device]))
                 self._speeds.observe(device, NodeTimes(samples[device], (1 - share) * pure_s, share * pure_s))
         for seen in observation.paths:
-            # Of gradient sums, the only messages of a plan of one stage, only the rate is observed, not the latency.
+            # Only the rate of gradient sums is observed, not the latency; a plan of one stage has no other messages.
             nominal = self._nominal(observation.plan, seen.source, seen.target)
             self._paths[seen.source, seen.target] = replace(nominal, rate_bps=seen.rate_bps, curves=())
         self._sums.observe([sum_times(observation.plan, self._scenario, partial(self._path, observation.plan))])
@@ -114,7 +114,7 @@ class CannikinPolicy:
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         speeds = [self._speed(device, count) for device in devices]
-        # As long as a measured device has only one sample count, and so no line, gradient sums are not counted.
+        # Gradient sums are not counted until every measured device has a line, which takes two sample counts.
         known = all(self._speeds.has_line(device) for device in devices if self._speeds.knows(device))
         return opt_perf(batch, speeds, self._sums.sums() if known else NO_SUMS, most, least=1).samples
 

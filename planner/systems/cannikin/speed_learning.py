@@ -115,7 +115,7 @@ class SumLearner:
         self._steps.append(tuple(step))
 
     def sums(self) -> SumTimes:
-        """Return the times of sums without the wait for late devices; `NO_SUMS` before the first step."""
+        """Return the times of gradient sums without the wait for late devices; `NO_SUMS` before the first step."""
         if not self._steps:
             return NO_SUMS
         # Both times come from one measurement, since the least of each may belong to different devices.
@@ -141,25 +141,21 @@ def inverse_variance_mean(means: Sequence[float], variances: Sequence[float]) ->
     return sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
 
 
+# Actions of backward: whole (B), or its input gradient (I) and weight gradient (W) apart. F is forward.
 _BACKWARD = {"B", "I", "W"}
 
 
 def measured_nodes(events: Iterable[Event], step: int, plan: Plan) -> Mapping[str, NodeTimes]:
-    """Return the times of each device that has samples, measured in one step of a plan of one stage."""
-    forward_s: defaultdict[str, float] = defaultdict(float)
-    backward_s: defaultdict[str, float] = defaultdict(float)
+    """Return the compute times of each device that has samples, as measured in one step of a plan of one stage."""
+    compute_s: defaultdict[tuple[str, bool], float] = defaultdict(float)
     for event in events:
-        if event.step == step and event.kind is EventKind.COMPUTE and event.stage >= 0:
-            if event.action in _BACKWARD:
-                backward_s[event.device] += event.end_s - event.start_s
-            elif event.action == "F":
-                forward_s[event.device] += event.end_s - event.start_s
-    samples = samples_per_microbatch(plan)
+        if event.step == step and event.kind is EventKind.COMPUTE and event.action in {"F", *_BACKWARD}:
+            compute_s[event.device, event.action == "F"] += event.end_s - event.start_s
     count = len(plan.pipelines[0].microbatches)
     return {
-        device: NodeTimes(samples[device], forward_s[device] / count, backward_s[device] / count)
-        for device in samples
-        if samples[device] > 0
+        device: NodeTimes(samples, compute_s[device, True] / count, compute_s[device, False] / count)
+        for device, samples in samples_per_microbatch(plan).items()
+        if samples > 0
     }
 
 

@@ -56,9 +56,9 @@ class SumTimes:
     """Times of a step's gradient sums, which are made bucket by bucket.
 
     Attributes:
-        first_bucket_share: gamma, the share of backward after which the first bucket's gradients are complete.
-        overlapped_s: T_o, the time of all buckets' sums but the last, which overlap with backward, seconds.
-        last_s: T_u, the time of the last bucket's sum, which begins when backward has ended, seconds.
+        first_bucket_share: Share of backward after which the first bucket's gradients are complete (gamma).
+        overlapped_s: Time of all buckets' sums but the last, which overlap with backward, seconds (T_o).
+        last_s: Time of the last bucket's sum, which begins when backward has ended, seconds (T_u).
     """
 
     first_bucket_share: float
@@ -105,7 +105,7 @@ def fit_line(samples: Sequence[float], times_s: Sequence[float]) -> tuple[float,
 
 
 def fit_speed(samples: Sequence[float], forward_s: Sequence[float], backward_s: Sequence[float]) -> NodeSpeed:
-    """Return the speed with a line fitted to the times of forward and one to those of backward, at ``samples`` each."""
+    """Return the lines fitted to the times of forward and of backward, in seconds, at the sample counts ``samples``."""
     return NodeSpeed(*fit_line(samples, forward_s), *fit_line(samples, backward_s))
 
 

@@ -36,7 +36,7 @@ of the devices, and number of samples that fit into the memory of each device. R
 
 
 def data_parallel_plan(scenario: Scenario, strategy: str, divide: Divide, devices: Sequence[str] = ()) -> Plan:
-    """Return a plan of one stage that all devices hold, with the fewest equal microbatches that fit into memory.
+    """Return a data-parallel plan of one stage, with the fewest equal microbatches that fit into memory.
 
     Devices without samples are left out. Gradient sums overlap with backward, in buckets of `BUCKET_BYTES`.
 

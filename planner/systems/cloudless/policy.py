@@ -27,7 +27,7 @@ from traces.common.errors import InputError
 # that saves money must not make the step longer by this share or more.
 LEAST_GAIN = 0.05
 
-# Share by which the rented devices may be slower than all devices together, so that a small slow-down rents no more.
+# Share by which the rented devices may be slower than all devices together, so that a small slow-down changes nothing.
 SLACK = 0.03
 
 
@@ -44,7 +44,7 @@ class CloudlessPolicy:
         The result is None if this plan saves too little, or if lost devices cannot be replaced.
         """
         if not observation.gone:
-            # The compute times of a step that a loss interrupted would be incomplete.
+            # If a device was lost, the step was interrupted and its compute times are incomplete.
             learn_slowdowns(self._slowdown, observation, self._scenario)
         missing = {*observation.gone, *observation.away}
         asynchronous = plan.synchronisation.method != "allreduce"

@@ -133,7 +133,7 @@ def _region_pipeline(scenario: Scenario, strategy: str, samples: int, units: Seq
     replicas = tuple(Replica(unit.name, unit.samples_per_s / fastest) for unit in units)
     stage = _whole_model(scenario, replicas)
     for count in range(1, samples + 1):
-        # `even_cut` makes microbatches of at most two sizes.
+        # The sizes of equal microbatches, rounded down and up.
         sizes = {samples // count, -(-samples // count)}
         if fitting_depths((1,), (stage,), scenario, tuple(sizes)) is not None:
             return Pipeline((stage,), even_cut(samples, count))

@@ -29,7 +29,8 @@ LEAST_SAVING = 0.2
 # Most microbatches per stage. With 32, the fill and drain of the pipeline take 3 % of a step: more would gain little.
 MOST_MICROBATCHES_PER_STAGE = 32
 
-# Plans whose step times differ by this share or less count as equally fast; the one with fewest samples in flight wins.
+# Share of the step time up to which plans count as equally fast; of these, the one with fewest samples in flight is
+# used.
 EQUALLY_FAST = 0.01
 
 
@@ -46,7 +47,7 @@ class DepthChoice:
         self._seen = seen
 
     def choose(self, plan: Plan) -> Plan | None:
-        """Return the candidate with the shortest predicted step; None unless it `is_better` than ``plan``."""
+        """Return the candidate with the shortest predicted step, or None if it is not better than ``plan``."""
         predicted_s = {candidate: self.predict_s(candidate) for candidate in self._candidates(plan)}
         if not predicted_s:
             return None
@@ -56,7 +57,7 @@ class DepthChoice:
         return chosen if self.is_better(chosen, plan) else None
 
     def is_better(self, candidate: Plan, plan: Plan) -> bool:
-        """Return whether ``candidate`` is faster (`is_faster`), or as fast with clearly fewer samples in flight."""
+        """Return whether ``candidate`` is clearly faster than ``plan``, or as fast with clearly less in flight."""
         lighter = _samples_in_flight(candidate) <= _samples_in_flight(plan) * (1 - LEAST_SAVING)
         return self.is_faster(candidate, plan) or (lighter and self.predict_s(candidate) <= self.predict_s(plan))
 
@@ -65,7 +66,7 @@ class DepthChoice:
         return self.predict_s(candidate) * (1 + LEAST_GAIN) < self.predict_s(plan)
 
     def is_bound_by_links(self, plan: Plan) -> bool:
-        """Return whether, in some pipeline, a microbatch's slowest transfer takes longer than its slowest stage."""
+        """Return whether a link limits some pipeline: a transfer of a microbatch takes longer than any stage."""
         for pipeline in plan.pipelines:
             compute_s, transfer_s, _ = self._times_s(pipeline, max(pipeline.microbatches), plan.compression)
             if max(transfer_s, default=0.0) > max(compute_s):

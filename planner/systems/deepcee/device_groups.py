@@ -37,10 +37,10 @@ PACKET_BYTES = 2**20
 # Least distance by network, seconds: the time of a packet of `PACKET_BYTES` at 10 Gbit/s.
 FAST_PACKET_S = 8 * PACKET_BYTES / 10e9
 
-# Least ratio of the distances of two successive merges at which the clustering ends.
+# Ratio of the distances of two successive merges from which the clustering ends before the second.
 LEAST_RISE = 5.0
 
-# Most average ratio of speeds, and of memories, between devices of one group.
+# Largest average ratio of the speeds, and of the memories, of two devices of one group.
 SPREAD_RATIO = 1.2
 
 Group = tuple[Device, ...]
@@ -58,9 +58,9 @@ def device_areas(scenario: Scenario) -> tuple[Area, ...]:
 
 
 def packet_times_s(scenario: Scenario) -> Floats:
-    """Return the distance pt of every two devices by network, seconds, [devices, devices].
+    """Return the distance of every two devices by network, pt of the module's docstring, seconds, [devices, devices].
 
-    Devices without a path between them are at a distance of `LONGEST_OUTAGE_S`, one day.
+    The distance of devices without a path between them is `LONGEST_OUTAGE_S`, one day.
     """
     names = [device.name for device in scenario.cluster.devices]
     one_way_s = np.array([[_packet_s(scenario, a, b) for b in names] for a in names])
@@ -68,7 +68,7 @@ def packet_times_s(scenario: Scenario) -> Floats:
 
 
 def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
-    """Return the clusters of devices by network, each as a list of the devices' indices.
+    """Return clusters of devices that are near by network, each as a list of the devices' indices.
 
     Args:
         distance_s: Distance of every two devices, symmetric, seconds, [devices, devices].
@@ -113,7 +113,7 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
 
 
 def _merges(distance: Floats) -> Floats:
-    """Return the merges of average linkage as a linkage matrix of scipy, for distances [members, members]."""
+    """Return scipy's linkage matrix of a clustering with average linkage, for distances [members, members]."""
     # Imported here because the import takes a third of a second, and every command imports this module.
     from scipy.cluster.hierarchy import linkage
 
@@ -121,7 +121,7 @@ def _merges(distance: Floats) -> Floats:
 
 
 def _members(merges: Floats, height: float) -> list[list[int]]:
-    """Return the indices in each cluster that consists of merges up to the distance ``height``, first index first."""
+    """Return the clusters after all merges up to the distance ``height``, each as a list of the members' indices."""
     from scipy.cluster.hierarchy import fcluster
 
     members: dict[int, list[int]] = {}
@@ -135,9 +135,10 @@ MOST_EXACT = 9
 
 
 def best_order(distance: Floats) -> tuple[int, ...]:
-    """Return the order of areas with the least largest distance between neighbours, and among these the least sum.
+    """Return the order of areas whose largest distance between neighbours is smallest.
 
-    Of an order and its reverse, the one that starts with the lower index is returned.
+    Of several, the one with the smallest sum of distances is returned; of an order and its reverse, the one that starts
+    with the lower index.
 
     Args:
         distance: Distance of every two areas, symmetric and not negative, in any unit, [areas, areas].
@@ -187,7 +188,7 @@ def _nearest_from(start: int, distance: Floats) -> tuple[int, ...]:
 
 
 def _two_opt(order: tuple[int, ...], distance: Floats) -> tuple[int, ...]:
-    """Return an order whose cost no reversal of a part lowers, found by repeated reversals."""
+    """Return the order after reversals of parts, repeated until none lowers its `path_cost` (2-opt)."""
     while True:
         turned = (
             (*order[:first], *order[first:end][::-1], *order[end:])

@@ -34,7 +34,8 @@ from planner.plan.plan import Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
 
-# Number of microbatches that memory must hold: K_s as above, which hides round trips; 1F1B's P - s; or one.
+# Rule for the number of microbatches that a stage's memory must hold: enough to hide the round trips (K_s of the
+# module's docstring); 1F1B's number, that of the stages from this one to the last; or one.
 Depth = Literal["hiding", "plain", "one"]
 
 
@@ -63,30 +64,18 @@ class SplitProblem:
     microbatches: int
 
     def repeated_s(self, stage: int) -> Floats:
-        """Return (M - 1) * C_s + sync_s of a stage for every range, seconds, [first layer, end layer]."""
+        """Return a stage's time for M - 1 microbatches and its gradient sum, seconds, [first layer, end layer]."""
         compute_s = self.compute_s[stage]
         possible = np.isfinite(compute_s)
         repeated_s = (self.microbatches - 1) * np.where(possible, compute_s, 0.0) + self.sync_s[stage]
         return np.where(possible, repeated_s, np.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSplit:
-    """A split of the layers into stages.
+def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> tuple[int, ...] | None:
+    """Return the split of the layers with the shortest step; None if none fits into memory.
 
-    Attributes:
-        bounds: First layer of each stage, followed by the number of layers.
-        step_s: Time of a step by the objective, seconds.
-    """
-
-    bounds: tuple[int, ...]
-    step_s: float
-
-
-def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit | None:
-    """Return the split with the shortest step, in which no stage is empty; None if none fits into memory.
-
-    ``depth`` gives the number of microbatches that the memory of each stage must hold.
+    The result is the first layer of each stage, followed by the number of layers; no stage is empty. ``depth`` is the
+    rule for the number of microbatches that the memory of each stage must hold.
     """
     repeated_s = [problem.repeated_s(stage) for stage in range(len(problem.compute_s))]
     bounds_s = _bounds_s(problem, repeated_s)
@@ -110,12 +99,11 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> LayerSplit |
         found[middle] = least(middle)
         best = min(best, bounds_s[middle] + found[middle][0])
         halves += [(left, middle), (middle, right)]
-    index = min(found, key=lambda each: (bounds_s[each] + found[each][0], each))
-    return LayerSplit(found[index][1], float(bounds_s[index] + found[index][0]))
+    return found[min(found, key=lambda each: (bounds_s[each] + found[each][0], each))][1]
 
 
 def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
-    """Return every finite value that the second term of the objective can take, ascending, seconds."""
+    """Return every finite value that the objective's second term, the maximum, can take, ascending, seconds."""
     of_links = (problem.microbatches - 1) * problem.transfer_s.ravel()
     every = np.concatenate((np.array(repeated_s).ravel(), of_links))
     return np.unique(every[np.isfinite(every)])
@@ -124,7 +112,10 @@ def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
 def _least_round_trip(
     problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the shortest R_0, seconds, and its split, for an upper bound on the second term; infinite if none fits."""
+    """Return the shortest round trip of a microbatch, seconds, and its split, if no stage or link exceeds ``bound_s``.
+
+    The time is infinite if no split fits into memory.
+    """
     stages, repeats = len(problem.compute_s), problem.microbatches - 1
     # A little above the bound, so that rounding errors do not exclude the value that is the bound.
     limit_s = bound_s * (1 + 1e-12)

@@ -37,7 +37,7 @@ class ObservedPaths:
 
     @property
     def alone(self) -> Mapping[tuple[str, str], ConstantRatePath]:
-        """Observed paths by (source, target), each with the rate that one flow would have without other flows."""
+        """Observed paths by (source, target), each with the rate that its flow would have without other flows."""
         return {
             pair: replace(path, rate_bps=path.rate_bps * self._sharers.get(pair, 1))
             for pair, path in self._paths.items()

@@ -11,6 +11,7 @@ microbatches in flight at stage s, is what fits into memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +33,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The choices made before the layers are split.
+    """The choices that the search makes before the layers are split.
 
     Attributes:
         groups: Groups of devices in the order of the pipeline.
@@ -47,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline, the choices that led to it, and the time of its step by the module's formula, seconds."""
+    """A pipeline, the choices that led to it, and the time of its step by the module's formula in seconds."""
 
     shape: Shape
     pipeline: Pipeline
@@ -65,7 +66,7 @@ class PipelineSearch:
     def __init__(self, scenario: Scenario, *, hides_latency: bool) -> None:
         self._scenario = scenario
         self._hides_latency = hides_latency
-        self._known: dict[Shape, Candidate | None] = {}
+        self._candidate = cache(self._make)
 
     def starts(self, groups: tuple[Group, ...]) -> list[Candidate]:
         """Return pipelines with one stage per group and with one stage per device, for every microbatch count."""
@@ -74,7 +75,7 @@ class PipelineSearch:
         return [found for shape in shapes if (found := self._candidate(shape)) is not None]
 
     def improved(self, start: Candidate) -> Candidate:
-        """Return the fastest candidate found by changing one group's stages or the microbatch count at a time."""
+        """Return the fastest candidate found by changing one number at a time: a group's stages, or microbatches."""
         best = start
         for _ in range(_ROUNDS):
             before = best
@@ -97,12 +98,9 @@ class PipelineSearch:
         most = min(batch, MOST_MICROBATCHES)
         return [count for count in range(1, most + 1) if batch % count == 0 or count & (count - 1) == 0]
 
-    def _candidate(self, shape: Shape) -> Candidate | None:
-        if shape not in self._known:
-            self._known[shape] = self._make(shape) if sum(shape.stages) <= len(self._scenario.model.layers) else None
-        return self._known[shape]
-
     def _make(self, shape: Shape) -> Candidate | None:
+        if sum(shape.stages) > len(self._scenario.model.layers):
+            return None
         devices = [
             self._replicas(part)
             for group, count in zip(shape.groups, shape.stages, strict=True)
@@ -111,7 +109,7 @@ class PipelineSearch:
         microbatches = even_cut(self._scenario.training.global_batch, shape.microbatches)
         problem = split_problem(self._scenario, devices, microbatches)
         depths: tuple[Depth, ...] = ("hiding" if self._hides_latency else "plain", "one")
-        splits = {split.bounds for depth in depths if (split := split_layers(problem, depth)) is not None}
+        splits = {split for depth in depths if (split := split_layers(problem, depth)) is not None}
         made = [self._with_depths(shape, problem, bounds, devices, microbatches) for bounds in sorted(splits)]
         return min((each for each in made if each is not None), key=lambda each: each.step_s, default=None)
 

@@ -65,7 +65,11 @@ class DeepceePolicy:
         return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
 
     def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
-        """Return the found plan (rule 4) or the run's first plan, once the time lost so far exceeds the move's time."""
+        """Return a plan with layers on other devices by rule 4, or None if moving does not pay (yet).
+
+        This is the last plan that a search found or the run's first plan, once the time lost so far exceeds the time of
+        moving the layers.
+        """
         self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
         waited = self._bound_steps - BOUND_STEPS
         observed = with_observed_links(self._scenario, self._seen.alone)

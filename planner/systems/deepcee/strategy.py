@@ -86,7 +86,7 @@ def _plan(candidate: Candidate, mechanisms: Mechanisms, scenario: Scenario) -> P
 
 
 def _chains(scenario: Scenario) -> Iterator[tuple[Group, ...]]:
-    """Yield the groups of all areas in order, of consecutive areas, and of all areas but one; also each in reverse."""
+    """Yield sequences of groups to try: of all areas, of consecutive ones, of all areas but one, and their reverses."""
     areas = device_areas(scenario)
     order = best_order(_area_distance_s(areas, scenario))
     count = len(order)

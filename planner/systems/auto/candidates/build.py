@@ -43,7 +43,7 @@ def plan_of(templates: Sequence[PipelineTemplate], scenario: Scenario, strategy:
 
 
 def on_devices(pipeline: Pipeline, places: Places) -> Pipeline:
-    """Return the pipeline with its replicas on other devices, with equal shares and depths."""
+    """Return a copy of the pipeline on other devices; shares and depths stay the same."""
     stages = tuple(
         replace(
             stage,
@@ -91,7 +91,10 @@ def _pipeline(template: PipelineTemplate, samples: int, places: Places) -> Pipel
 
 
 def with_hiding_depths(pipeline: Pipeline, scenario: Scenario) -> Pipeline | None:
-    """Return the pipeline with depths that hide transfers, as far as they fit into memory; None if not one fits."""
+    """Return the pipeline with depths (microbatches in flight) that hide transfers, as far as memory allows.
+
+    The result is None if a stage does not fit into memory even with one microbatch in flight.
+    """
     fitted = fitting_depths(plain_depths(len(pipeline.stages)), pipeline.stages, scenario, pipeline.microbatches)
     if fitted is None:
         return None

@@ -112,9 +112,9 @@ def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, li
 
 
 def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple[PipelineTemplate, ...]]:
-    """Yield combinations of one template for each part.
+    """Yield combinations of one template for each part: all of them if there are few parts.
 
-    For many parts, only one of the templates of a combination differs from the first template of its part.
+    If there are many, at most one template of a combination is not the first of its part.
     """
     if len(found) <= MOST_COMBINED:
         yield from product(*found)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -105,7 +104,7 @@ def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: floa
     """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` devices of a class, seconds."""
     if holders <= 1:
         return 0.0
-    return ring_s([_class_path(scenario, device_class, device_class).path], size_bytes, holders)
+    return ring_s([_class_path(scenario, device_class, device_class)[0]], size_bytes, holders)
 
 
 @lru_cache(maxsize=65536)
@@ -159,35 +158,25 @@ def boundary_costs(
         for other, columns in places.items():
             if one is other and one.size == 1:
                 continue
-            path = _class_path(scenario, one, other)
+            _, host_s, region_s = _class_path(scenario, one, other)
             message = -(-microbatch // np.maximum(width[rows][:, None], width[columns][None, :]))
             sizes, which = np.unique(message, return_inverse=True)
             both_s = np.array([_message_s(scenario, one, other, size) for size in sizes.tolist()])[which]
             alone_s, arrival_s = np.moveaxis(both_s.reshape(*message.shape, 2, layers), -2, 0)
-            on_hosts_s = host_samples[rows][:, None, None] * path.host_s
+            on_hosts_s = host_samples[rows][:, None, None] * host_s
             cells = np.ix_(rows, columns)
-            busy_s[cells] = np.maximum(alone_s, np.maximum(on_hosts_s, pipelines * microbatch * path.region_s))
+            busy_s[cells] = np.maximum(alone_s, np.maximum(on_hosts_s, pipelines * microbatch * region_s))
             delivery_s[cells] = arrival_s
     return busy_s, delivery_s
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _ClassPath:
-    """The path between devices of two classes.
-
-    Attributes:
-        path: Path of a message that does not share its links.
-        host_s: Time of each layer's output for one sample on the slowest host interface, seconds, [layers].
-        region_s: The same on the slowest link within or between regions, seconds, [layers].
-    """
-
-    path: ConstantRatePath
-    host_s: Floats
-    region_s: Floats
-
-
 @lru_cache(maxsize=4096)
-def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _ClassPath:
+def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tuple[ConstantRatePath, Floats, Floats]:
+    """Return the path between devices of two classes, and the times that one sample keeps shared links busy.
+
+    These are the times of each layer's output on the slowest network interface of a host, and on the slowest link
+    within or between regions, seconds, [layers] each.
+    """
     source, target = one.ends[0], other.ends[1]
     cluster = scenario.cluster
     bits = 8 * np.array([layer.output_bytes for layer in scenario.model.layers], np.float64)
@@ -198,13 +187,13 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> _Cl
             host_s = np.maximum(host_s, seconds)
         elif link.source in cluster.regions:
             region_s = np.maximum(region_s, seconds)
-    return _ClassPath(nominal_path(scenario, source, target), host_s, region_s)
+    return nominal_path(scenario, source, target), host_s, region_s
 
 
 @lru_cache(maxsize=16384)
 def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
     """Return the transmission and the delivery time of each layer's output on an idle path, seconds, [2, layers]."""
-    path = _class_path(scenario, one, other).path
+    path, _, _ = _class_path(scenario, one, other)
     sizes, which = np.unique(
         samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True
     )

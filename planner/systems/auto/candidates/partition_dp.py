@@ -47,8 +47,8 @@ class PartitionCosts(NamedTuple):
         transfer_s: Time until each layer's output arrives, plus the time until the gradient of the output arrives,
             [front option, rear option, layers].
         sum_s: Running sum of the times to sum the layers' gradients over replicas, [options, layers + 1].
-        first_context: Context of a pipeline that consists of its last stage alone, [options].
-        next_context: New context when a stage is put in front of a pipeline; -1 if the front option is not allowed,
+        first_context: Context of a state with one stage, [options].
+        next_context: Context after a stage is put in front, or -1 if the front option is not allowed there,
             [context, rear option, front option].
         blocks: Whether a device computes nothing during its transfers.
         waits: Whether a stage may hold fewer microbatches than its depth, and then waits; otherwise it does not fit.
@@ -71,7 +71,7 @@ class PartitionCosts(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Upper limits for the pipelines of one run of the programme.
+    """Upper limits for the pipelines that one run of the dynamic programme builds.
 
     Attributes:
         microbatches: Number of microbatches of a step, M.
@@ -89,7 +89,7 @@ class Limits(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """The pipeline that the programme has found.
+    """The pipeline that `best_partition` has found.
 
     Attributes:
         bottleneck_s: Bound that no stage and no link exceeds, seconds; infinite if no pipeline fits.
@@ -153,16 +153,16 @@ def best_partition(
 
 @njit(cache=True)
 def _least(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> float:  # pragma: no cover
-    """Fill the two tables and return the shortest round trip of a whole pipeline, seconds; infinite if none fits."""
+    """Call `fill` and return the shortest round trip of a whole pipeline, seconds; infinite if no pipeline fits."""
     fill(costs, limits, round_trip_s, next_state)
     return float(best_start(round_trip_s, 0, round_trip_s.shape[2])[0])
 
 
 @njit(cache=True)
 def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
-    """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its state in the tables.
+    """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its entry in the tables.
 
-    Only contexts from ``context`` to ``end_context`` - 1 count.
+    Only entries with contexts ``context`` to ``end_context`` - 1 are considered.
     """
     best_s, start = np.inf, -1
     stages, options, contexts, layers = round_trip_s.shape
@@ -224,7 +224,7 @@ def _prepend(
     round_trip_s: Floats,
     next_state: Ints,
 ) -> None:  # pragma: no cover
-    """Update both tables with every stage in front of the state with flat index ``here`` and first layer ``end``."""
+    """Update both tables of `fill` with every stage that can be put in front of the state with flat index ``here``."""
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
     for front in range(round_trip_s.shape[1]):
         place = costs.next_context[context, option, front]
@@ -288,7 +288,10 @@ def wait_s(
 
 @njit(cache=True)
 def unwind(start: int, next_state: Ints, option: Ints, first_layer: Ints) -> int:  # pragma: no cover
-    """Write option and first layer of each stage of state ``start`` into two arrays; return the number of stages."""
+    """Write the option and first layer of each stage into two arrays; return the number of stages.
+
+    The stages are those of the pipeline whose state has the flat index ``start`` in ``next_state``.
+    """
     _, options, contexts, layers = next_state.shape
     flat = next_state.reshape(-1)
     stages, state = 0, start

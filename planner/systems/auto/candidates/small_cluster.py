@@ -46,7 +46,7 @@ _MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def count_pipelines(devices: int, layers: int) -> int:
-    """Return the number of pipelines that `all_pipelines` returns."""
+    """Return the number of pipelines that `all_pipelines` would list."""
     return sum(comb(layers - 1, len(subsets) - 1) for subsets in _ordered_subsets((1 << devices) - 1))
 
 
@@ -132,8 +132,7 @@ def _alone(found: _Found, batch: int) -> list[_PipelineShare]:
     by_set = _best_of_sets(found, batch, _ALONE)
     ranked = sorted(each for timed in by_set.values() for each in timed)
     quick = [share for time_s, share in ranked[:_ALONE] if time_s <= _WORST * ranked[0][0]]
-    # A slow pipeline on few devices may be best if the objective is a price or there is a budget: keep one for each
-    # set.
+    # If the objective is a price or has a budget, a slow pipeline on few devices may be best: keep one for each set.
     return list(dict.fromkeys((*quick, *(timed[0][1] for timed in by_set.values()))))
 
 
@@ -182,7 +181,7 @@ def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Tim
 
 
 def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: Scenario) -> float:
-    """Return the time of gradient sums between two pipelines, seconds, as if all stages of a pipeline were equal."""
+    """Return the time of gradient sums between two pipelines, seconds, as if all of their stages were equal."""
     size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / min(len(ones), len(others))
     ends = [(a.name, b.name) for a in ones for b in others]
     paths = {nominal_path(scenario, *hop) for one, other in ends for hop in ((one, other), (other, one))}
@@ -192,7 +191,7 @@ def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: S
 def _plan(
     shares: Sequence[_PipelineShare], found: _Found, devices: Sequence[Device], scenario: Scenario, strategy: str
 ) -> Iterator[Plan]:
-    """Yield the plan with these pipelines side by side, or nothing if a pipeline does not fit into memory."""
+    """Yield the plan of one or two pipelines side by side, or nothing if a pipeline does not fit into memory."""
     pipelines = []
     for sought, number, microbatch, samples in shares:
         subset, first_layer = found[sought].devices[number], found[sought].first_layer[number]

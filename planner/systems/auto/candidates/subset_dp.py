@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from planner.cost.layers import launches_s, layer_table, range_memory
-from planner.cost.network import ConstantRatePath, nominal_path
+from planner.cost.network import nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -59,7 +59,7 @@ class SubsetPipelines(NamedTuple):
 
 
 def devices_of(subset: int, devices: Sequence[Device]) -> list[Device]:
-    """Return the devices of a set, in their order."""
+    """Return the devices of the set that the bits of ``subset`` give."""
     return [device for number, device in enumerate(devices) if subset >> number & 1]
 
 
@@ -138,14 +138,10 @@ def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: i
                 for b in devices_of(other, devices)
             }
             samples = -(-microbatch // max(one.bit_count(), other.bit_count()))
-            busy_s[one - 1, other - 1], delivery_s[one - 1, other - 1] = _slowest(paths, samples * outputs)
+            sizes, ends = (samples * outputs).tolist(), (one - 1, other - 1)
+            busy_s[ends] = np.max([[path.transmission_s(size) for size in sizes] for path in paths], axis=0)
+            delivery_s[ends] = np.max([[path.delivery_s(size) for size in sizes] for path in paths], axis=0)
     return busy_s, delivery_s
-
-
-def _slowest(paths: set[ConstantRatePath], sizes: Ints) -> tuple[Floats, Floats]:
-    transmission_s = np.array([[path.transmission_s(size) for size in sizes.tolist()] for path in paths])
-    delivery_s = np.array([[path.delivery_s(size) for size in sizes.tolist()] for path in paths])
-    return transmission_s.max(axis=0), delivery_s.max(axis=0)
 
 
 def _gradient_sum_s(members: Sequence[Device], scenario: Scenario) -> float:

@@ -62,7 +62,7 @@ class PipelineTemplate:
 
     @property
     def pipeline_s(self) -> float:
-        """Time of a step without gradient sums, seconds; that of smaller microbatches is assumed to be proportional."""
+        """Time of a step without gradient sums, seconds; assumed to be in proportion to the size of microbatches."""
         share = -(-self.samples // self.pipelines)
         microbatches = -(-share // self.microbatch)
         filled = -(-share // microbatches) / self.microbatch

@@ -79,7 +79,7 @@ def _best(found: Sequence[PipelineTemplate]) -> list[PipelineTemplate]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Shape:
-    """A number of pipelines and a microbatch size to search with.
+    """A number of pipelines and a microbatch size, for which templates are searched.
 
     Attributes:
         pipelines: Number of equal pipelines.
@@ -161,9 +161,9 @@ def _stages(found: Partition, options: Sequence[StageOption], layers: int) -> It
 
 
 def _without_common_width(template: PipelineTemplate) -> PipelineTemplate:
-    """Return the template with fewer replicas and more pipelines, if the widths of all stages have a common divisor.
+    """Return the equivalent template with the fewest replicas, so that equivalent templates compare equal.
 
-    So equivalent templates compare equal.
+    If the numbers of replicas of all stages have a common divisor, it is the number of pipelines that is multiplied.
     """
     times = gcd(*(stage.option.width for stage in template.stages))
     if times == 1 or template.microbatch % times or template.pipelines * times > template.samples:
