@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.systems.asteroid.round_latency import RoundStep, dominant_step, prepend, round_latency_s
+from planner.systems.asteroid.round_latency import NO_STEPS, RoundStep, dominant_step, prepend, round_latency_s
 
 TIMES_S = st.floats(0, 10)
 
