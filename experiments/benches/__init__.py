@@ -1,1 +1,1 @@
-"""Benches: each file measures one aspect of ropebridge and holds its figures to fixed limits ("bars")."""
+"""Benches: each measures one aspect of ropebridge and checks its figures against fixed limits, called bars."""

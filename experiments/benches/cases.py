@@ -93,7 +93,7 @@ STAGES = len(_STAGES)
 
 
 def recovery_case() -> tuple[Scenario, Plan]:
-    """Return five devices of one region with a pipeline of four stages, whose third has two replicas."""
+    """Return a scenario of five devices in one region, and a plan of four stages, the third with two replicas."""
     from executor.training.models.loading import load_with_sizes
 
     code = ModelCode(_MODEL_FILE, MODEL)

@@ -38,12 +38,12 @@ class Check:
 
 
 def at_least(name: str, value: float, bar: float) -> Check:
-    """Return a check that a value is not below its bar."""
+    """Return the check that a value is not below a limit, its bar."""
     return Check(name, value, bar, at_most=False)
 
 
 def at_most(name: str, value: float, bar: float) -> Check:
-    """Return a check that a value is not above its bar."""
+    """Return the check that a value is not above a limit, its bar."""
     return Check(name, value, bar, at_most=True)
 
 

@@ -48,7 +48,7 @@ _KILLED_AFTER = 0.4
 
 
 def measure_sweep(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Carry out the same sweep with one process, with one for each core, and with a kill in the middle."""
+    """Carry out the same sweep with one process, with one process per core, and with a kill in the middle."""
     cores = usable_cores()
     with TemporaryDirectory(prefix="ropebridge-bench-") as scratch:
         folder = Path(scratch)

@@ -86,7 +86,7 @@ def build(*, width: int = 32, scales: int = 3, side: int = 32, classes: int = 10
 
 
 def _convolution(channels_in: int, channels_out: int) -> nn.Sequential:
-    # Group norm keeps no statistics over the batch, so the microbatch size does not change the result.
+    # Group normalisation uses no statistics of the batch, so that the microbatch size does not change the result.
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False), nn.GroupNorm(GROUPS, channels_out), nn.ReLU()
     )

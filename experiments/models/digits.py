@@ -80,6 +80,6 @@ class _Images:
 
 def _layer(width_in: int, width_out: int) -> nn.Sequential:
     linear = nn.Linear(width_in, width_out)
-    # Keeps the variance from layer to layer, so that plain gradient descent trains from the first step.
+    # This initialisation keeps the variance from layer to layer, so that plain gradient descent trains from the start.
     nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
     return nn.Sequential(linear, nn.ReLU())

@@ -152,7 +152,7 @@ def _entry(link: MeasuredLink, before: Mapping[str, Any]) -> dict[str, Any]:
 def _joined(
     new: Mapping[tuple[str, str], dict[str, Any]], there: MeasuredLink, back: MeasuredLink
 ) -> list[CommentedMap]:
-    """Return one entry for both directions if their rates differ by less than `_ALIKE`, else one entry each."""
+    """Return one entry for both directions if they differ by less than `_ALIKE` in the rate, else one entry each."""
     first, second = new[there.pair], new[back.pair]
     rates = sorted((there.bandwidth_bps, back.bandwidth_bps))
     without = [{key: value for key, value in each.items() if key not in _MEASURED} for each in (first, second)]

@@ -39,7 +39,7 @@ def fit_size_curve(rates_bps: Mapping[float, float], ceiling_bps: float) -> Size
     """Fit a size curve to measured rates by least squares of the relative errors.
 
     Args:
-        rates_bps: Size of a message in bytes to its measured rate, bits per second.
+        rates_bps: Maps the size of a message, bytes, to its measured rate, bits per second.
         ceiling_bps: Rate limit of larger messages, bits per second.
 
     Returns:

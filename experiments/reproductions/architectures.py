@@ -55,19 +55,19 @@ def _convolution(image: _Image, channels: int, kernel: int, stride: int, groups:
 
 
 def _classifier(image: _Image, classes: int) -> _Work:
-    """Return the work of the mean over the image and a linear layer."""
+    """Return the work of a classifier: the mean over the pixels and a linear layer."""
     weights = image.channels * classes
     return _Work(weights, weights + classes, image.channels)
 
 
 def mobilenet_v2(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 17 inverted residuals, and head with classifier, for images of ``pixels`` x ``pixels``."""
+    """Return MobileNetV2's stem, 17 inverted residuals, and head, for images of ``pixels`` x ``pixels``."""
     rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     return _mobile_network([(*row, 3) for row in rows], pixels, classes, excitation=False)
 
 
 def efficientnet_b1(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 23 inverted residuals with squeeze and excitation, and head with classifier."""
+    """Return EfficientNet-B1's stem, 23 inverted residuals with squeeze and excitation, and head."""
     rows = (
         (1, 16, 1, 1, 3),
         (6, 24, 2, 2, 3),
@@ -139,7 +139,7 @@ def _residual_blocks(image: _Image, depths: Sequence[int], bottleneck: bool) -> 
 
 
 def resnet_50(pixels: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return stem, 16 bottlenecks, and classifier, for images of ``pixels`` x ``pixels``."""
+    """Return ResNet-50's stem, 16 bottlenecks, and classifier, for images of ``pixels`` x ``pixels``."""
     stem, image = _convolution(_Image(3, pixels), 64, 7, 2)
     image = _Image(64, ceil(image.pixels / 2))
     layers = [(stem + _Work(kept=image.numbers)).layer("stem", image.numbers)]
@@ -153,7 +153,7 @@ BERT_VOCABULARY, BERT_POSITIONS = 30_522, 512
 
 
 def bert_small(tokens: int, classes: int) -> tuple[LayerWork, ...]:
-    """Return embedding, attention and feed-forward of 4 layers, and pooler with classifier."""
+    """Return BERT-small's embedding, attention and feed-forward of four blocks, and pooler with classifier."""
     width, heads = 512, 8
     layers = [_bert_embedding(tokens, width).layer("embedding", tokens * width, 0.0)]
     for index in range(4):

@@ -12,7 +12,7 @@ from planner.schedules import SCHEDULES
 from planner.systems.registry import POLICIES, STRATEGIES
 from traces.common.errors import InputError, find_by_name
 
-# First key of the paths into the plan.
+# The setting for a plan file, and the first key of paths into the plan.
 PLAN = "plan"
 
 
@@ -35,7 +35,7 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """Return the folder to which paths in the file are relative."""
+        """Return the sweep file's folder, to which paths in the file are relative."""
         return self.path.parent
 
     @property
@@ -52,7 +52,7 @@ class Sweep:
         return (self.settings[setting],) if setting in self.settings else ()
 
 
-# Settings of a run; each can be swept by its name.
+# Settings of a run, each of which can also be a parameter.
 SETTINGS = ("scenario", "plan", "strategy", "schedule", "policy", "steps", "duration")
 
 # Settings whose value may be a Python file of the user.
@@ -109,11 +109,7 @@ def run_length(settings: Mapping[str, Any]) -> tuple[int | None, str | None]:
 
 
 def setting_text(settings: Mapping[str, Any], name: str) -> str | None:
-    """Return a setting that is text; None if it is not given.
-
-    Raises:
-        InputError: The value is no text.
-    """
+    """Return a setting whose value must be text; None if it is not given."""
     value = settings.get(name)
     return None if value is None else _text(value, name, "a name")
 

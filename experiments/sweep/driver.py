@@ -60,7 +60,7 @@ def carry_out_sweep(
         before = read_outcomes(logs)
         write_sweep_json(folder, sweep, len(points), RUN_METRICS)
         done = {key for key, outcome in before.items() if not (failed_again and outcome.status == FAILED)}
-        # Points with equal values are carried out once.
+        # Points with equal keys have equal values, and are carried out once.
         left = list({point.key: point for point in points if point.key not in done}.values())
         try:
             with showing(len(left), len(left) + len({point.key for point in points} & done)) as watch:

@@ -49,7 +49,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
             raise InputError(f"another sweep is there: {advice}", where=str(folder), valid="name a new folder")
 
 
-# Checked in this order: a different digest would only show that anything differs.
+# Maps a key of the description to the message if the key's value differs; the digest is last: it always differs, too.
 _DIFFERENCES = {
     "ropebridge": "another version of ropebridge made it",
     "names": "it has other parameters",
@@ -76,7 +76,7 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError("this sweep is under way already", where=str(folder), valid="wait for its end") from None
-        # Checked again, since another process may have begun before the lock was taken.
+        # Checked again, since another process may have begun a sweep here before the lock was taken.
         check_folder(folder, sweep)
         yield folder
     finally:

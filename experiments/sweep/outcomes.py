@@ -40,7 +40,7 @@ class OutcomeLog:
     def __init__(self, folder: Path) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         try:
-            # Unbuffered: each line is one write.
+            # Without a buffer each line is one write, which a kill cannot divide.
             self._file = (folder / name).open("xb", buffering=0)
         except OSError as error:
             raise RunError(f"{folder / name}: cannot be written: {error.strerror}") from error

@@ -117,9 +117,9 @@ def check_path(kind: Any, tree: Any, keys: Keys, where: str) -> None:
 
     Args:
         kind: Type of the document.
-        tree: Content of the document; absent parts are checked by their type alone.
+        tree: Content of the document; parts that are absent are only checked by their type.
         keys: Keys along the path.
-        where: File and place of the path, for the message.
+        where: File and place at which the path is written, for the message.
 
     Raises:
         InputError: A key is unknown; the message names the first one, and suggests the nearest.
@@ -216,7 +216,7 @@ class AlteredDocument(Document):
 
 
 def altered_plan(plan: Plan, changes: Mapping[Keys, Any], scenario: Scenario) -> Plan:
-    """Return the plan with the values at some paths of its file replaced, checked.
+    """Return a plan with values replaced at paths of its JSON form, and check the result.
 
     Raises:
         InputError: A path leads to no value, or the altered plan does not fit the scenario.

@@ -50,7 +50,7 @@ class Parameter:
         name: A path into the scenario or the plan, or a setting of the run.
         kind: ``grid``, ``list``, or one of `RANDOM`.
         values: The values as written in the file; for a range, both bounds.
-        draw: Turns a number in [0, 1) into a value; None for a parameter that is not random.
+        draw: Maps a uniform random number in [0, 1) to a value; None for a parameter that is not random.
     """
 
     name: str

@@ -36,7 +36,7 @@ def named_files(value: Any, folder: Path) -> list[Path]:
 
 
 def digests(paths: Iterable[Path]) -> list[list[str]]:
-    """Return the name and the SHA-256 digest of each file, sorted."""
+    """Return a sorted list of pairs, the name and the SHA-256 digest of each file."""
     return sorted([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths)
 
 

@@ -99,7 +99,7 @@ def _check_plan_path(plans: list[Any], keys: Keys, where: str) -> None:
 
 
 def _whole(path: Path) -> Any:
-    """Return the content of a scenario, with the parts that are in other files."""
+    """Return the content of a scenario file, with the content of other files in place of their names."""
     document = Document(path)
     if not isinstance(document.value, Mapping):
         return document.value

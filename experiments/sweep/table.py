@@ -28,7 +28,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def described(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return a description of each parameter for readers of the table: name, kind, values, and the column to plot."""
+    """Return the name, the kind, the values and the column to plot of each parameter, for ``sweep.json``."""
     return [
         {
             "name": parameter.name,
@@ -117,7 +117,7 @@ def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Map
     numbers = pa.array([point.number for point, _ in done], pa.int64())
     columns: dict[str, Any] = {POINT: numbers}
     for parameter in sweep.parameters:
-        # Types are derived from all points, so that they do not depend on which points are done.
+        # A column's type is derived from all points, so that it does not depend on which points are done.
         values = [point.values[parameter.name] for point in points]
         columns[parameter.name] = _array(values).take(numbers)
         if (quantity := _quantity_column(parameter.name)) is not None:

@@ -34,7 +34,7 @@ _VARIABLES: Mapping[str, str] = dict.fromkeys(
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Limit processes that are started in this block to one compute thread."""
+    """Limit processes that the block starts to one compute thread each, through environment variables."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     os.environ.update(_VARIABLES)
     try:
@@ -49,7 +49,7 @@ def one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """Data common to all points: the folder of the sweep file, common settings, and the folder of the logs."""
+    """Data that all points share: folder of the sweep file, settings that no parameter changes, folder of the logs."""
 
     folder: Path
     common: Mapping[str, Any]
@@ -58,7 +58,7 @@ class PointTask:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The number of finished points, the number of failed ones among them, and their total time in seconds."""
+    """A worker's report on a portion: numbers of finished points and of failed ones among them, and the time taken."""
 
     done: int
     failed: int

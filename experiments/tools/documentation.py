@@ -20,7 +20,7 @@ from planner.files.plan import plan_schema
 from planner.files.scenario import scenario_schema
 from traces.common.atomic import write_text_atomically
 
-# The public interface for authors of strategies, policies and tools; everything else is internal.
+# Modules of the Python reference: the public interface for authors of strategies, policies and tools.
 PUBLIC = (
     "ropebridge/__init__.py",
     "traces/trace.py",

@@ -12,7 +12,7 @@ from traces.common.atomic import write_bytes_atomically
 _WIDTH_PIXELS = 1400
 _HEIGHT_PIXELS = 1500
 
-# Number of colours in the picture; pages have few, and so the file is a third as large.
+# Number of colours in the picture. Pages have few colours, and the file becomes a third as large.
 _COLOURS = 256
 
 
@@ -22,7 +22,7 @@ def take_picture(page: Path, picture: Path, height_pixels: int) -> None:
     Raises:
         InputError: There is no browser, or the picture cannot be written.
     """
-    # A headless browser's window still has a frame.
+    # The window is taller than the picture, since even a headless browser counts a window frame.
     with browser(_WIDTH_PIXELS, height_pixels + 200) as driver:
         open_page(driver, page)
         shot = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")

@@ -144,7 +144,7 @@ def _all_hold(checks: Sequence[Check]) -> bool:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the properties of this machine that readers of measurements need."""
+    """Return processor, cores, system, versions and TCP settings of this machine, which measurements depend on."""
     return {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

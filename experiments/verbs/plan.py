@@ -33,8 +33,8 @@ class PlanObjective:
         name: One of `planner.systems.auto.objective.OBJECTIVES`.
         budget_per_hour: Largest cost of the plan, US dollars per hour.
         rate_samples_per_s: Least throughput of the plan, samples/s.
-        robust: Quantile by which plans are compared: each plan by a throughput that it falls short of in at most this
-            share of the time windows of the links' traces.
+        robust: Share of the traces' time windows that may be slow: plans are compared by the throughput that each
+            reaches in all other windows.
     """
 
     name: str | None = None

@@ -1,4 +1,4 @@
-"""Compares training by two ranks with training in one process on the same kind of device, case by case."""
+"""Checks that training by two ranks gives the same result as training in one process, in several variants."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -101,7 +101,7 @@ class RealPair:
 
 
 def measure_executor(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Measure ropebridge and torch in alternating rounds."""
+    """Measure ropebridge and torch.distributed.pipelining in alternating runs; ``quick`` takes one latency."""
     rows: list[Row] = []
     checks: list[Check] = []
     emulator = choose_emulator("relay", tell)

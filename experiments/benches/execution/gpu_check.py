@@ -131,7 +131,7 @@ def _driver() -> str:
 
 
 def _layer_rows(case: TrainedCase, check: GpuCheck, device: torch.device) -> list[Row]:
-    """Time each layer by itself, while no other process uses the GPU."""
+    """Time each layer alone, and return a row for each; no other process uses the GPU meanwhile."""
     training = case.scenario.training
     loaded = load_with_sizes(case.code, training.seed)
     layers = range(len(loaded.sizes))
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
             command = [sys.executable, "-m", "experiments.benches.execution.gpu_check", *arguments]
             os.execve(sys.executable, command, {**os.environ, **_NO_TF32})
         page, equal = run_gpu_check(FULL, torch.device("cuda", 0), lambda line: print(line, file=sys.stderr))
-        # Printed before it is written: if the file cannot be written, minutes of measuring are not lost.
+        # The page is printed first, so that minutes of measuring are not lost if the file cannot be written.
         print(page, flush=True)
         write_text_atomically(output, page)
     except RopebridgeError as error:

@@ -80,7 +80,7 @@ def _start(place: Path, steps: int) -> "subprocess.Popen[bytes]":
 
 
 def _newest(place: Path) -> int:
-    """Return the latest step before which every stage has written its state, -1 if there is none."""
+    """Return the latest step for which every stage has written a checkpoint; -1 if there is none."""
     folder = CheckpointFolder(place / "checkpoints")
     return max((step for step in folder.steps if len(folder.parts(step)) == STAGES), default=-1)
 

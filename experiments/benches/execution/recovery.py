@@ -47,7 +47,7 @@ MOST_DIFFERENCE = 1e-6
 
 
 def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Kill and stop ranks of ropebridge and of torchrun."""
+    """Kill and stop ranks of ropebridge and of torchrun; compare the times to the next step, and check the training."""
     chance = random.Random(SEED)
     scenario, plan = recovery_case()
     undisturbed, expected = _train(scenario, plan, policy="none")

@@ -34,7 +34,7 @@ _LIMIT_S = 180.0
 
 
 def restart_s(chance: random.Random, number: signal.Signals) -> float:
-    """Train under torchrun, send a signal to a random rank, and return the seconds to the next step that all finish."""
+    """Train under torchrun and send a signal to a random rank; return the seconds until all ranks finish a new step."""
     with TemporaryDirectory(prefix="ropebridge-restart-") as folder:
         place = Path(folder)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
@@ -54,7 +54,7 @@ def restart_s(chance: random.Random, number: signal.Signals) -> float:
             before = _finished(place)
             killed_s = time.monotonic()
             os.kill(victim, number)
-            # Ranks that need nothing from the failed one may still finish the step under way, but never all ranks.
+            # Some ranks may still finish the step under way, if they need nothing from the failed rank, but not all.
             await_step(_finished, place, before + 2, _LIMIT_S)
             lines = (line for rank in range(RANKS) for line in _lines(place, rank))
             return max(time_s for step, time_s in lines if step == before + 2) - killed_s
@@ -95,7 +95,7 @@ def _lines(place: Path, rank: int) -> list[tuple[int, float]]:
 
 _MOMENTUM = 0.9
 
-# Time after which a rank that waits for a stopped rank gives up; torch's own default is half an hour.
+# Time after which a rank that waits for a stopped rank fails; torch's default is half an hour.
 _TIMEOUT = timedelta(seconds=30)
 
 
@@ -103,7 +103,7 @@ def main(folder: str, steps: str) -> None:
     """Train this rank's stage, from the newest checkpoint that all ranks have written."""
     place, rank, ranks = Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(threads_of_a_rank(ranks))
-    # Each attempt has its own store: in torchrun's, gloo would find the addresses of processes that have ended.
+    # Each attempt has its own store. In torchrun's store gloo would find addresses of processes that have ended.
     store = distributed.FileStore(  # type: ignore[attr-defined]
         str(place / f"store-{os.environ['TORCHELASTIC_RESTART_COUNT']}"), ranks
     )

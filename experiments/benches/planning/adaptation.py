@@ -48,7 +48,7 @@ REAL_SCENARIO = "two-regions"
 GAINING = (("megatron", "depth"), ("pipedream", "depth"))
 MOVING = (("deepcee", "deepcee"), ("megatron", "auto"))
 
-# Long enough for the link's drop and recovery, whichever plan runs.
+# Number of steps of the real runs; they last longer than the drop of the link's rate with every plan.
 REAL_STEPS = 50
 
 LEAST_REAL_GAIN = 1.05
@@ -56,7 +56,7 @@ WORST_GAIN_DIFFERENCE = 0.05
 
 
 def real_checks(tell: Callable[[str], None]) -> list[Check]:
-    """Run pipelined plans with and without the policy in both backends; check that the two gains agree."""
+    """Run plans with and without a policy in both backends; check that simulated and real gains agree."""
     scenario = choose_scenario(REAL_SCENARIO)
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     backends: dict[str, Backend] = {"simulated": Simulator(), "real": real}
@@ -95,7 +95,7 @@ WINDOW_S = 10.0
 LEAST_MEAN_GAIN = 1.25
 LEAST_GAIN = 0.98
 
-# More steps than any run has: runs end by their duration.
+# A number of steps that no run reaches, since runs end after their duration.
 _ENDLESS = 10**9
 
 

@@ -42,7 +42,7 @@ from traces.common.errors import InputError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Spawned, not forked: a forked process would inherit locks of threads that it does not have.
+# Processes are spawned: a forked one would inherit locks that threads hold, but not the threads.
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -114,7 +114,7 @@ LIMIT_S, QUICK_LIMIT_S = 120.0, 20.0
 # Time limit of a search over 1,024 devices.
 WIDE_SEARCH_S = 30.0
 
-# The fleet on which a strategy plans before its time is taken.
+# A small fleet for which a strategy plans once before its time is taken.
 WARM_UP = PublishedFleet(4, 12, 0.0, 0.0, 0.0, 0.0)
 WARM_UP_BATCH = 64
 

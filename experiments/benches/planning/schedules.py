@@ -140,7 +140,9 @@ def _compare(problem: SchedulingProblem, limit_s: float) -> Row:
     depths = {"1f1b_s": 1, "1f1b_deep_s": 2}
     stages = range(problem.stages)
     makespans = {
-        name: finish_s(problem, one_f_one_b(replace(problem, in_flight=tuple(_depth(problem, s, d) for s in stages))))
+        name: finish_s(
+            problem, one_f_one_b(replace(problem, in_flight=tuple(d * (len(stages) - s) - d + 1 for s in stages)))
+        )
         for name, d in depths.items()
     }
     makespans |= {name: finish_s(problem, make(problem)) for name, make in (("zb_h1_s", zb_h1), ("zb_h2_s", zb_h2))}
@@ -158,10 +160,6 @@ def _compare(problem: SchedulingProblem, limit_s: float) -> Row:
         "compact_zb_taken_s": compact_taken_s,
         "portfolio_taken_s": portfolio_taken_s,
     }
-
-
-def _depth(problem: SchedulingProblem, stage: int, factor: int) -> int:
-    return factor * (problem.stages - stage) - (factor - 1)
 
 
 def _timed(schedule: Callable[[SchedulingProblem], Orders], problem: SchedulingProblem) -> tuple[float, float]:

@@ -65,7 +65,7 @@ def judge(plan: Plan, scenario: Scenario, tables: JudgeTables) -> ClosedFormResu
 
 
 def _pipeline_parts(pipeline: Pipeline, scenario: Scenario, tables: JudgeTables) -> tuple[float, float, float]:
-    """Return the seconds of compute, of transfers and of the update, with the slowest replica of each stage."""
+    """Return the seconds of a pipeline's compute, transfers and update, with the slowest replica of each stage."""
     stages = pipeline.stages
     compute_s, updates_s = [], []
     for stage in stages:
@@ -111,7 +111,7 @@ def _transfer_s(pipeline: Pipeline, index: int, scenario: Scenario, tables: Judg
 def _send_s(
     pipeline: Pipeline, sender: int, receiver: int, layer: int, scenario: Scenario, tables: JudgeTables
 ) -> float:
-    """Return the seconds in which all replicas of a stage send a layer's output, or its gradient."""
+    """Return the seconds until all replicas of a stage have sent a layer's output, or its gradient, at once."""
     senders = list(_nodes(pipeline.stages[sender], pipeline.microbatches, scenario, tables))
     receivers = [_node(replica, scenario, tables) for replica in pipeline.stages[receiver].replicas]
     flows = {(node, receivers[number % len(receivers)], samples) for number, (node, samples) in enumerate(senders)}
@@ -120,7 +120,7 @@ def _send_s(
 
 
 def _sync_s(plan: Plan, scenario: Scenario, tables: JudgeTables) -> float:
-    """Return the seconds of the worst stage's ring all-reduces over all replicas that hold its layers."""
+    """Return the largest time, over the stages, of the ring all-reduces of a stage's gradients, seconds."""
     cuts = sorted({stage.first_layer for pipeline in plan.pipelines for stage in pipeline.stages})
     cuts.append(plan.pipelines[0].stages[-1].end_layer)
     ring_s = {first: _ring_s(plan, first, end, scenario, tables) for first, end in pairwise(cuts)}

@@ -101,7 +101,7 @@ class JudgeTables:
         forward_s, backward_s = (
             tuple(sum(row[layer][column] for layer in layers) for row in rows.values()) for column in (0, 1)
         )
-        # How the backward's time is split between the two gradients makes no difference here.
+        # Only the sum is used, so that the whole backward can stand for the input gradient.
         return TimeTable(tuple(rows), forward_s, backward_s, (0.0,) * len(rows))
 
 

@@ -50,7 +50,7 @@ def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
 def _link(source: str, sender: Node, target: str, receiver: Node, network: SailorNetwork) -> Link:
     together_bps = network.curve(sender, receiver).ceiling_bps
     alone = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
-    # The rate curve includes the latency, as the time of small messages.
+    # The latency is 0, since the rate curve includes it as the time of small messages.
     return Link(source, target, together_bps / max(sender.gpus, receiver.gpus), latency_s=0.0, size_curve=alone)
 
 

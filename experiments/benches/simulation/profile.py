@@ -38,7 +38,7 @@ CLUSTER, MODEL, SCENARIO = "cluster.yaml", "model.yaml", "scenario.yaml"
 
 _COMMAND = (sys.executable, "-m", "experiments")
 
-# Largest allowed error of the median over the rounds.
+# Largest allowed median, over the rounds, of the relative error of the step time.
 STEP_ERROR = 0.10
 
 # The models are wide enough that steps consist of compute rather than of messages between two processes.

@@ -76,7 +76,7 @@ def measure_simulator(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def chain(stages: int, microbatches: int, seed: int = 0) -> tuple[Scenario, Plan]:
-    """Return a scenario and its plan: one pipeline of unequal stages and links, with split backward."""
+    """Return a scenario and its plan: one pipeline of unequal stages and links whose backward is split."""
     random = np.random.default_rng(seed)
     seconds = random.uniform(0.008, 0.012, stages)
     kinds = [f"kind-{stage}" for stage in range(stages)]
@@ -186,7 +186,7 @@ def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
 
 
 def _growth(repeats: int) -> float:
-    """Return the exponent with which the simulator's time grows over the number of actions."""
+    """Return the exponent e with which the simulator's time grows in proportion to ``actions ** e``."""
     cases = [chain(stages, microbatches) for stages, microbatches in GROWTH]
     seconds = _timings(repeats, *(lambda case=case: _epoch_run(*case).run() for case in cases))
     actions = [compile_step(plan, scenario).graph.actions for scenario, plan in cases]

@@ -32,7 +32,7 @@ class PreparedOrders(NamedTuple):
 
 
 def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
-    """Build the graph of orders that do not deadlock."""
+    """Build the graph of a pipeline, whose orders must not deadlock."""
     first_action, origins = trace_origins(_workers(problem, orders))
     graph = connect(first_action, origins.actor, origins.sender, origins.receiver)
     sequence, acting, _ = walk(graph)
@@ -73,7 +73,7 @@ def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:
 
 
 def _workers(problem: SchedulingProblem, orders: Orders) -> Workers:
-    """Return the problem's workers with one replica each, which takes whole microbatches."""
+    """Return the problem's workers in the form from which graphs are built, with one replica each."""
     stages, microbatches = problem.stages, problem.microbatches
     is_last = np.zeros(stages, np.bool_)
     is_last[-1] = True

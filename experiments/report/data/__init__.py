@@ -1,1 +1,1 @@
-"""The contents of pages and figures, computed from runs; nothing here draws."""
+"""Computes from runs and sweeps what pages and figures show; nothing here draws."""

@@ -45,7 +45,7 @@ def _work(action: str) -> BarKind:
 
 WAIT, ABSENT, SYNC, FORWARD, BACKWARD, INPUT, WEIGHT, OPTIMIZER, SEND, WAN_SEND, MOVE, STALE = range(12)
 
-# Indexed by the numbers above; later kinds are drawn over earlier ones.
+# The styles of the kinds above, in the same order; later kinds are drawn over earlier ones.
 BAR_KINDS = (
     BarKind("waiting for data", "#C6CDD5", "black", *_HELD_UP),
     BarKind("device away or hanging", "#6B7280", "white", *_WHOLE_ROW),

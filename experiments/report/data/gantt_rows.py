@@ -54,7 +54,7 @@ def gantt_rows(run: RunView, steps: tuple[int, int]) -> GanttRows:
 
 
 def _step_label(record: RunRecord, step: int) -> str:
-    """Name a step, with the decision that took effect in it."""
+    """Return the label of a step: its number, and the decision whose plan it is the first to run."""
     numbers = [number for number, each in enumerate(record.decisions, start=1) if each.first_step == step]
     return f"step {step}" + "".join(f", decision {number}" for number in numbers)
 

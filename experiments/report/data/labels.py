@@ -1,4 +1,4 @@
-"""Colours, line styles, names and formatted numbers in pictures of runs."""
+"""Colours, line styles, names and formatted numbers for figures and pages of runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ WORK_STYLES = {
     "S": WorkStyle("gradient sync", PURPLE, "black"),
 }
 
-# Colours that no bar has, then some that bars have: more than three runs in one picture are rare.
+# Colours of runs: first three that no bar of a Gantt chart has, then colours of bars for further runs.
 _RUN_COLOURS = (BLACK, VERMILLION, GREY, BLUE, GREEN, PURPLE, ORANGE, SKY)
 
 
@@ -58,7 +58,7 @@ def run_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def plan_at(record: RunRecord, step: int) -> Plan:
-    """Return the plan that was in use in a step."""
+    """Return the plan that a step ran with."""
     decided = (decision.plan for decision in reversed(record.decisions) if decision.first_step <= step)
     return next(decided, record.plan)
 

@@ -14,7 +14,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.cluster import Link
 from traces.trace import FloatArray
 
-# Most intervals in a picture, about its pixels; finer rates are averaged.
+# Most intervals in which the rate of a link is drawn, about one per pixel; finer rates are averaged.
 _PIECES = 1000
 
 # Least duration of a message, seconds, so that the rate of one that left instantly is finite.
@@ -37,7 +37,7 @@ class Traffic:
 
 
 def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
-    """Return the traffic of each link between regions, by the link's name, without links that carried nothing."""
+    """Return the traffic of each link between regions that carried messages, by the link's name."""
     cluster, log = record.scenario.cluster, as_log(record.events)
     rows, starts_s = departing(log)
     columns = {name: log.columns[name][rows] for name in ("device", "peer", "end_s", "size_bytes")}
@@ -56,7 +56,7 @@ def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
 
 
 def used_bps(traffic: Traffic, edges_s: FloatArray) -> FloatArray:
-    """Return the mean rate between neighbouring edges, bits per second, shape (len(edges_s) - 1,)."""
+    """Return the mean rate of messages between neighbouring ``edges_s``, bits per second, shape (len(edges_s) - 1,)."""
     duration_s = np.maximum(traffic.ends_s - traffic.starts_s, _LEAST_S)
     used = mean_between(traffic.ends_s - duration_s, traffic.ends_s, traffic.size_bits / duration_s, edges_s)
     return np.maximum(used, 0.0)
@@ -95,7 +95,7 @@ def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
 
 
 def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
-    """Return the share of the link's capacity until ``end_s`` (seconds) that its traffic used."""
+    """Return the share of the link's capacity from the start of the run to ``end_s`` (seconds) that its traffic used."""
     edges_s, rate_bps = capacity_bps(link, end_s)
     return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
 

@@ -131,7 +131,7 @@ def _parameter(described: Mapping[str, Any], table: pd.DataFrame) -> SweptParame
     texts = tuple(str(value) for value in table[name])
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         labels = tuple(dict.fromkeys(texts))
-        # In the order of the sweep's file, if it lists the values.
+        # Labels have the order of the sweep file if the file lists the values.
         written = {str(value): place for place, value in enumerate(described["values"])}
         labels = tuple(sorted(labels, key=lambda label: written.get(label, len(written))))
         code = np.array([labels.index(text) for text in texts], np.int64)
@@ -154,7 +154,7 @@ def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmi
 
 
 def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
-    """Return a metric; None if it is the same for all points, or belongs to a single device."""
+    """Return the metric of a column; None if all points have the same value, or if it is a metric of one device."""
     if column not in table or "[" in column:
         return None
     label, scale, more_is_better = _METRICS.get(column, (column.replace("_", " "), 1.0, False))

@@ -1,4 +1,4 @@
-"""Draws decisions as numbered vertical lines, with a list of what each one changed."""
+"""Draws a policy's decisions as numbered vertical lines, and lists what each decision changed."""
 
 import textwrap
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ _BINS = 150
 
 
 def links_inches(count: int) -> float:
-    """Return the height of this many panels, inches."""
+    """Return the height of ``count`` panels, two in a row, inches."""
     return 0.95 + 1.45 * -(-count // 2)
 
 

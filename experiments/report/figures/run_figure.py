@@ -17,7 +17,7 @@ from experiments.report.figures.links import MOST_PAIRS, draw_links, links_inche
 from experiments.report.figures.picture import legend_columns, picture
 from planner.runs.record import RunRecord
 
-# Most points of a line that are marked one by one.
+# Most steps for which each point of the line gets a marker.
 _MARKED_STEPS = 60
 
 

@@ -131,7 +131,7 @@ def bokeh_dash(line: str) -> str:
 
 
 def centred_text(made: figure, source: ColumnDataSource, colour: str, size_pixels: int) -> None:
-    """Draw the column ``text`` of a source at ``x`` and ``y``, in the colours of the column ``colour``."""
+    """Draw the texts of a source's column ``text`` at its columns ``x`` and ``y``; ``colour`` names a column, too."""
     looks = {"text_font_size": f"{size_pixels}px", "text_align": "center", "text_baseline": "middle"}
     made.text(x="x", y="y", text="text", text_color=colour, source=source, **looks)
 

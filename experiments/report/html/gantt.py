@@ -87,7 +87,7 @@ def pipeline_overview(run: RunView, chosen: Range1d, left_pixels: int) -> figure
 
 
 def pipeline_gantt(run: RunView, chosen: Range1d, left_pixels: int) -> figure:
-    """Return the Gantt: a row per device, with bars for its compute and, below them, bars for its sends."""
+    """Return the Gantt chart: a row per device, with bars for compute and, below them, bars for sends."""
     rows = len(run.devices)
     row_pixels = min(42.0, max(15.0, 420 / rows), _MOST_ROWS_PIXELS / rows)
     made = panel(
@@ -147,7 +147,7 @@ def _draw_steps(made: figure, run: RunView) -> None:
 
 
 def step_name(run: RunView, step: int) -> str:
-    """Return a step's name, with the decisions that took effect in it."""
+    """Return a step's name, with the numbers of the decisions whose plan the step is the first to run."""
     decisions = run.record.decisions
     numbers = [str(number) for number, each in enumerate(decisions, start=1) if each.first_step == step]
     return f"step {step}" + (f" ◆ decision {', '.join(numbers)}" if numbers else "")

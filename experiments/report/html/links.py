@@ -21,7 +21,7 @@ _HEIGHT_PIXELS = 190
 
 
 def link_panels(runs: Sequence[RunView], chosen: Range1d, left_pixels: int) -> list[figure]:
-    """Return a panel for each shown link, each with the window ``chosen`` marked in it."""
+    """Return a panel for each link with much traffic; each marks ``chosen``, the window of the Gantt chart."""
     links = shown_links(runs, MOST_PAIRS)
     span_s = max(run.end_s for run in runs)
     whole = Range1d(0, span_s, bounds=(0, span_s))

@@ -12,12 +12,12 @@ from experiments.report.html.document import bokeh_dash, hover, panel
 
 _HEIGHT_PIXELS = 230
 
-# Most points of a line that are marked one by one.
+# Most steps for which the points of the line get large markers.
 _MARKED_STEPS = 150
 
 
 def step_axis(runs: Sequence[RunView]) -> Range1d:
-    """Return the range of steps that the panels share."""
+    """Return the horizontal range, in steps, that the panels of step times and losses share."""
     first = min(run.first_step for run in runs)
     end = max(run.end_step for run in runs)
     return Range1d(first - 0.5, end - 0.5, bounds=(first - 0.5, end - 0.5))

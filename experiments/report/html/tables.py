@@ -28,7 +28,7 @@ class Row:
 
 
 def without_empty_columns(heads: Sequence[str], rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """Return a table without its empty columns."""
+    """Return heads and rows of a table without the columns that are empty in every row."""
     kept = [place for place in range(len(heads)) if any(row.cells[place] for row in rows)]
     return [heads[place] for place in kept], [
         replace(row, cells=tuple(row.cells[place] for place in kept)) for row in rows

@@ -38,7 +38,7 @@ BATCHES = (32, 256)
 
 @cache
 def edge_models() -> dict[str, tuple[tuple[LayerWork, ...], str]]:
-    """Return layers and optimizer of the four models by name."""
+    """Return the layers and the name of the optimizer of each of the four models, by the model's name."""
     return {
         "EfficientNet-B1": (efficientnet_b1(32, 10), "momentum"),
         "MobileNetV2": (mobilenet_v2(32, 10), "momentum"),

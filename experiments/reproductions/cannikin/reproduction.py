@@ -67,7 +67,7 @@ class _Case:
         return f"{self.setting.scenario.model.name} on cluster {self.cluster}"
 
     def saves(self, system: str) -> float:
-        """Return the share of a system's time that Cannikin saves."""
+        """Return the share of a system's training time that Cannikin saves."""
         return 1 - self.trained["cannikin"].time_s / self.trained[system].time_s
 
     @property

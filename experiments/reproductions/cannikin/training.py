@@ -90,15 +90,15 @@ class LearnedModel:
         self._simulated_s: dict[Plan, float] = {}
 
     def predicted_s(self, batch: int) -> float:
-        """Predict the time of a step of this batch, seconds."""
+        """Predict the time of a step with ``batch`` samples, seconds."""
         return self._divided(batch)[1]
 
     def simulated_s(self, batch: int) -> float:
-        """Simulate a step of this batch without learning from it; return its time, seconds."""
+        """Simulate a step with ``batch`` samples without learning from it; return its time, seconds."""
         return self._simulate(self._divided(batch)[0], batch)
 
     def run(self, batch: int, *, even: bool = False) -> float:
-        """Simulate a step of this batch and learn from it; return its time, seconds.
+        """Simulate a step with ``batch`` samples and learn from it; return its time, seconds.
 
         With ``even`` all devices have equal shares, otherwise those with the least predicted step time.
         """
@@ -148,7 +148,7 @@ class LearnedModel:
         return plan, batch_time_s(own, known, NO_SUMS) + sums.overlapped_s + sums.last_s
 
 
-# Assumed: the number of parts of a run, and the largest growth of the batch.
+# Assumed: the number of parts of a run, and the largest batch in multiples of the first one.
 EPOCHS = 100
 LARGEST_BATCH = 32
 
@@ -198,7 +198,7 @@ class Trained:
 
     @property
     def time_s(self) -> float:
-        """Return the seconds per unit of progress over the whole run."""
+        """Return the mean seconds per unit of progress over the whole run."""
         return sum(self.epochs_s) / len(self.epochs_s)
 
 

@@ -40,7 +40,7 @@ class Generation:
 # Google Cloud's list for us-central1, 2023.
 PASCAL, VOLTA, AMPERE = Generation("p100", 1.46), Generation("v100-16", 2.48), Generation("a100-40", 2.93)
 
-# Kinds of the older and of the newer generation.
+# Pairs of an older and a newer generation of GPUs.
 GENERATIONS = ((PASCAL, VOLTA), (VOLTA, AMPERE))
 
 # ResNet-18 on images of 224 x 224 (He et al., 2016: 1.8e9 multiplications, 11.7 million parameters), 32-bit numbers.
@@ -58,7 +58,7 @@ def wan_trace(seed: int = 3) -> LinkTrace:
 
 
 def two_regions(devices: tuple[Device, ...], work: LayerWork, kinds: list[DeviceKind], global_batch: int) -> Scenario:
-    """Return a scenario of devices in `REGIONS`, whose model is a single layer in float32."""
+    """Return a scenario that trains a model of a single float32 layer on devices in `REGIONS`, over a varying WAN."""
     trace = wan_trace()
     links = [Link(region, region, LAN_BPS, LAN_LATENCY_S) for region in REGIONS]
     links += [Link(*pair, trace.mean_bps, WAN_LATENCY_S, trace) for pair in (REGIONS, REGIONS[::-1])]
@@ -67,9 +67,9 @@ def two_regions(devices: tuple[Device, ...], work: LayerWork, kinds: list[Device
 
 
 def rental_scenario(generations: tuple[Generation, Generation], units: int, data: tuple[int, int]) -> Scenario:
-    """Return ResNet-18 on ``units`` GPUs of the older generation in the north and of the newer one in the south.
+    """Return a scenario of ResNet-18 on ``units`` older GPUs in the north and as many newer ones in the south.
 
-    ``data`` gives the ratio of the regions' samples.
+    ``data`` is the ratio of the regions' numbers of samples.
     """
     devices = tuple(
         Device(f"{region}-{index}", each.kind, region, find_kind(each.kind).memory_bytes, each.price_per_hour)
@@ -77,7 +77,7 @@ def rental_scenario(generations: tuple[Generation, Generation], units: int, data
         for index in range(units)
     )
     kinds = [find_kind(each.kind) for each in generations]
-    # Enough samples for each GPU that whole samples approximate the shares.
+    # With this many samples for each GPU, whole samples approximate the GPUs' shares well.
     scenario = two_regions(devices, RESNET_18, kinds, 512 * units)
     return replace(scenario, data={region: 100_000 * part for region, part in zip(REGIONS, data, strict=True)})
 

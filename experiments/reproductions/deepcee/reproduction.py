@@ -82,7 +82,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     settings = settings[-1:] if quick else settings
     names = [name for name in BASELINES if not (quick and name == SLOW_TO_PLAN)]
     details = [_measured(setting, names, tell) for setting in settings]
-    # Settings in which the plan is a pipeline across regions.
+    # Ablations are measured in the settings whose plan is a pipeline across regions.
     chosen = [setting for setting, row in zip(settings, details, strict=True) if int(row["regions"]) > 1]
     ablations = [_ablation(setting, tell) for setting in chosen]
     adapted = [] if quick else [_adapter(name, trace, tell) for name, trace in _changing_links().items()]

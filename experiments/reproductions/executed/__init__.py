@@ -1,1 +1,1 @@
-"""Reproductions carried out for real beside the simulator."""
+"""Comparisons of the published systems in real runs and in the simulator."""

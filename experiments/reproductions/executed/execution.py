@@ -40,7 +40,7 @@ from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
-# Bytes of a row of numbers; payloads are whole rows.
+# Bytes of a number; scaled sizes are whole numbers of them.
 _NUMBER_BYTES = 4
 
 
@@ -104,7 +104,7 @@ def _table(table: TimeTable, quicker: float) -> TimeTable:
 
 MOST_POINTS = 10.0
 
-# Traffic of all devices together that two cores can carry, bytes per second.
+# Most traffic of all devices together that a machine with two cores can carry, bytes per second.
 _CARRIED = 40e6
 
 Contender = tuple[Plan, str]
@@ -180,7 +180,7 @@ def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
 
 
 def _step(scenario: Scenario, plan: Plan) -> tuple[float, int]:
-    """Return the seconds and the bytes of one step."""
+    """Return the simulated time of a step, seconds, and the bytes that all devices send in it."""
     record = Simulator().run(scenario, plan, None, 2)
     sent = sum(event.size_bytes for event in record.events if event.kind is EventKind.SEND and event.step == 1)
     return measure(record).step_s, sent

@@ -10,7 +10,7 @@ from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.worker import Engine
 from traces.common.errors import find_by_name
 
-# Arguments are the number of points at a time, the sweep's folder, and the settings of Slurm's jobs.
+# Functions that take the number of points at a time, the sweep's folder and the settings of Slurm's jobs.
 ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {
     "local": lambda jobs, _folder, _settings: LocalProcesses(jobs),
     "slurm": SlurmJobs,
@@ -19,7 +19,7 @@ ENGINES: Mapping[str, Callable[[int, Path, Mapping[str, Any]], Engine]] = {
 
 
 def make_engine(name: str, jobs: int, folder: Path, settings: Mapping[str, Any]) -> Engine:
-    """Return the engine with a name.
+    """Return the engine with a name, which carries out ``jobs`` points at a time.
 
     Raises:
         InputError: There is no such engine, or a package that it needs is not installed.

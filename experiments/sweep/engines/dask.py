@@ -18,8 +18,8 @@ _AHEAD = 2
 class DaskTasks:
     """Carries out points as tasks of Dask, on ``workers`` processes.
 
-    The tasks go to the cluster of Dask's setting ``scheduler-address`` (environment variable
-    ``DASK_SCHEDULER_ADDRESS``); without it, to a cluster that is started on this machine.
+    The tasks go to the cluster that Dask's setting ``scheduler-address`` (environment variable
+    ``DASK_SCHEDULER_ADDRESS``) names; if it is not set, a cluster is started on this machine.
 
     Raises:
         InputError: Dask is not installed.
@@ -70,7 +70,7 @@ def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) 
 
 
 def _tally(future: Any) -> Tally | None:
-    """Return a worker's report; None if it died or left."""
+    """Return a worker's report; None if the worker died or left the cluster."""
     from distributed import KilledWorker
 
     try:
@@ -100,7 +100,7 @@ def _client(workers: int) -> Iterator[Any]:
         with reached as client:
             yield client
         return
-    # The sweep, not Dask, repeats a task that killed its worker.
+    # Dask must not repeat a task that killed its worker: the sweep does.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), one_thread_each():
         with without_interrupts():
             cluster = LocalCluster(

@@ -95,7 +95,7 @@ class LocalProcesses:
                     while given or portioner.has_more:
                         while len(given) < _AHEAD * workers and (portion := next(portions, None)) is not None:
                             given[portion[0].number] = portion
-                            # Submitting may start a process, which prints errors if its start is interrupted.
+                            # Submitting may start a process, which prints errors if a signal interrupts its start.
                             with interrupts_held_back():
                                 futures[pool.submit(carry_out_points, task, portion)] = portion[0].number
                         for future in wait(futures, return_when=FIRST_COMPLETED).done:

@@ -24,7 +24,7 @@ def cancel_left(folder: Path) -> None:
     """Cancel the job arrays of a killed command, so that their points are not carried out twice."""
     path = folder / _FILE
     if path.is_file():
-        # Not checked: Slurm no longer knows arrays that ended long ago.
+        # The exit status is not checked: Slurm forgets arrays that ended long ago.
         subprocess.run(["scancel", "--quiet", *path.read_text().split()], capture_output=True, check=False)
         path.unlink()
 
@@ -77,7 +77,7 @@ class SlurmJobs:
         self._folder = folder
         self._settings = settings
         self._cluster = cluster
-        # Submitit makes its folder at once, but the sweep's folder must not change before everything has been checked.
+        # The settings are checked with another folder: submitit creates it at once, but nothing may change here yet.
         with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
             self._executor(Path(scratch))
 
@@ -129,7 +129,7 @@ class SlurmJobs:
 
 
 def _warn_on_stderr() -> None:
-    """Send submitit's warnings to the standard error once; it would also print them on the standard output."""
+    """Stop submitit's logger from printing warnings on standard output; it prints them on standard error as well."""
     from submitit.core.logger import get_logger
 
     for handler in list(get_logger().handlers):
