@@ -137,14 +137,10 @@ def _checks(rows: Sequence[Row], gains: Floats) -> list[Check]:
 
 
 def _compare(problem: SchedulingProblem, limit_s: float) -> Row:
-    depths = {"1f1b_s": 1, "1f1b_deep_s": 2}
-    stages = range(problem.stages)
-    makespans = {
-        name: finish_s(
-            problem, one_f_one_b(replace(problem, in_flight=tuple(d * (len(stages) - s) - d + 1 for s in stages)))
-        )
-        for name, d in depths.items()
-    }
+    makespans = {}
+    for name, factor in (("1f1b_s", 1), ("1f1b_deep_s", 2)):
+        depths = tuple(factor * (problem.stages - stage) - factor + 1 for stage in range(problem.stages))
+        makespans[name] = finish_s(problem, one_f_one_b(replace(problem, in_flight=depths)))
     makespans |= {name: finish_s(problem, make(problem)) for name, make in (("zb_h1_s", zb_h1), ("zb_h2_s", zb_h2))}
     makespans["dynamic_s"] = finish_s(problem, dynamic_orders(problem, split=True))
     makespans["compact_zb_s"], compact_taken_s = _timed(compact_zb, problem)
