@@ -110,7 +110,7 @@ def _killed_and_resumed(file: Path, folder: Path, jobs: int, points: int) -> Row
     finally:
         process.kill()
         if process.wait() != -signal.SIGKILL:
-            raise RunError("the sweep was over before it could be killed")
+            raise RunError("the sweep ended before it could be killed; run the bench again")
     return _carry_out(file, folder, jobs, f"killed after {len(read_outcomes(folder / LOGS))} points, resumed")
 
 

@@ -58,7 +58,7 @@ def check_cluster_file(path: Path, ends: Sequence[str]) -> None:
         InputError: The file is no cluster file, it does not contain the ends, or it cannot be written.
     """
     if path.suffix == ".json":
-        raise InputError("cluster files are written by hand, in YAML", str(path), "let its name end in .yaml")
+        raise InputError("a cluster file is YAML, not JSON", str(path), "let its name end in .yaml")
     check_place(path)
     if not path.exists():
         return

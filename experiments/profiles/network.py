@@ -156,7 +156,7 @@ def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], 
 def _names(config: NetworkConfig) -> tuple[str, str]:
     if config.names is None:
         if config.output is not None:
-            raise InputError("a cluster file names both ends", where="--names", valid="add '--names here,there'")
+            raise InputError("a cluster file needs names of both ends", "--names", "add '--names here,there'")
         return "here", "there"
     names = tuple(each.strip() for each in config.names.split(","))
     if len(names) != 2 or not all(names) or names[0] == names[1]:

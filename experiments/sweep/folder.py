@@ -34,7 +34,7 @@ def check_folder(folder: Path, sweep: Sweep) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError("this is a file", where=str(folder), valid="name a folder")
+        raise InputError("this is a file, not a folder", where=str(folder), valid="name a new folder")
     if not (folder / SWEEP).is_file():
         if any(path.name != LOGS for path in folder.iterdir()):
             raise InputError("this folder holds other files", where=str(folder), valid="name a new folder")

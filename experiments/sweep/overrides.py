@@ -83,7 +83,8 @@ def index_in(elements: list[Any], key: str, where: str) -> int:
         return found[0]
     if found:
         numbers = ", ".join(map(str, found))
-        raise InputError(f"'{key}' is the name of several elements", where=where, valid=f"number one of {numbers}")
+        problem = f"'{key}' is the name of several elements"
+        raise InputError(problem, where=where, valid=f"give the number of one of them: {numbers}")
     raise unknown_name("element", key, dict.fromkeys(name for each in elements for name in names_of(each)), where=where)
 
 

@@ -49,7 +49,8 @@ def _check_draws(sweep: Sweep, draws: int | None, document: Document) -> None:
         raise InputError("the number of draws is missing", where=where, valid="add 'draws: 100' beside 'parameters'")
     if draws is not None and not drawn:
         where = document.where(("draws",))
-        raise InputError("no parameter is random", where=where, valid=f"remove it, or add one of {', '.join(RANDOM)}")
+        advice = f"remove 'draws', or add a parameter with one of {', '.join(RANDOM)}"
+        raise InputError("no parameter is random", where=where, valid=advice)
 
 
 def _check_settings(sweep: Sweep, document: Document) -> None:
@@ -150,7 +151,7 @@ def read_sweep(path: Path) -> Sweep:
     """
     document = Document(path)
     if not isinstance(document.value, dict):
-        raise InputError("this is no sweep", where=str(path), valid="write keys: scenario, parameters")
+        raise InputError("this is no sweep file", where=str(path), valid="write the keys 'scenario' and 'parameters'")
     entry = parse(SweepEntry, document, document.value)
     if not entry.parameters:
         raise InputError("there are no parameters", where=document.where(("parameters",)), valid="give at least one")

@@ -70,7 +70,7 @@ def bench(
         result = measure_accuracy(quick, tell, find_measured_files(*files))
     else:
         advice = "leave out --runs, --times, --sizes, --network and --model, which only 'accuracy' reads"
-        raise InputError(f"bench '{name}' takes no files", valid=advice)
+        raise InputError(f"bench '{name}' takes no files", where="bench", valid=advice)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     return _json(result) if as_json else f"{result.text()}\n{machine}", _all_hold(result.checks)
 

@@ -95,7 +95,7 @@ def capacity_bps(link: Link, span_s: float) -> tuple[FloatArray, FloatArray]:
 
 
 def mean_use(link: Link, traffic: Traffic, end_s: float) -> float:
-    """Return the share of the link's capacity, from the start of the run to ``end_s`` seconds, that its traffic used."""
+    """Return the share of the link's capacity, from the start of the run to ``end_s`` seconds, that traffic used."""
     edges_s, rate_bps = capacity_bps(link, end_s)
     return float(traffic.size_bits.sum() / (rate_bps * np.diff(edges_s)).sum())
 

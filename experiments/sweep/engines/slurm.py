@@ -124,7 +124,8 @@ class SlurmJobs:
         try:
             executor.update_parameters(**{**own, **settings})
         except (NameError, TypeError, ValueError) as error:
-            raise InputError(f"submitit refuses: {error}", where="slurm", valid="give settings that it knows") from None
+            problem = f"submitit refuses the settings: {error}"
+            raise InputError(problem, where="slurm", valid="give settings that submitit knows") from None
         return executor
 
 

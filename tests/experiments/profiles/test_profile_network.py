@@ -254,7 +254,7 @@ def test_a_responder_says_why_it_cannot_listen(tmp_path: Path) -> None:
     [
         ([], "no host to measure"),
         (["--listen", "127.0.0.1", "10.0.0.1"], "both --listen and '10.0.0.1'"),
-        (["127.0.0.1", "-o", "cluster.yaml"], "--names: a cluster file names both ends"),
+        (["127.0.0.1", "-o", "cluster.yaml"], "--names: a cluster file needs names of both ends"),
         (["127.0.0.1", "--names", "a"], "--names: 'a' does not name two ends; give two names"),
         (["127.0.0.1", "--names", "a,a"], "--names: 'a,a' does not name two ends; give two names"),
         (
