@@ -128,7 +128,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
-    """Return the summary of a run as plain values for JSON; the names end in their units."""
+    """Return the summary of a run as plain values for JSON, by names that end in their units."""
     return {
         "backend": record.backend,
         "emulator": record.network.emulator if record.network is not None else None,

@@ -66,7 +66,7 @@ class Parameter:
         """
         assert self.draw is not None
         digest = hashlib.sha256(json.dumps([seed, self.name, number]).encode()).digest()
-        # A float has 53 bits of precision; with more the share could be rounded to 1.
+        # A float has 53 bits of precision; with more bits the quotient could be rounded to 1.
         return self.draw((int.from_bytes(digest[:8]) >> 11) / 2**53)
 
 

@@ -12,7 +12,7 @@ from traces.common.atomic import write_bytes_atomically
 _WIDTH_PIXELS = 1400
 _HEIGHT_PIXELS = 1500
 
-# Number of colours in the picture. Pages have few colours, and the file becomes a third as large.
+# Number of colours in the picture; with so few, enough for a page, the file is a third as large.
 _COLOURS = 256
 
 

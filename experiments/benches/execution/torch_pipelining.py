@@ -194,7 +194,7 @@ def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
             losses.append(torch.stack(parts).mean().item())
     starts_s.append(time.monotonic())
     cpu_s = time.process_time() - cpu_s
-    # A rank must not leave while its peer still waits for a message from it.
+    # A rank must not end while its peer still waits for a message from it.
     distributed.barrier()
     step_s = [end - start for start, end in pairwise(starts_s[run.warmup_steps :])]
     return Measured(step_s, cpu_s, losses)

@@ -48,7 +48,7 @@ REAL_SCENARIO = "two-regions"
 GAINING = (("megatron", "depth"), ("pipedream", "depth"))
 MOVING = (("deepcee", "deepcee"), ("megatron", "auto"))
 
-# Number of steps of the real runs; they last longer than the drop of the link's rate with every plan.
+# Number of steps of the runs in both backends: with every plan they last until the link's rate has recovered.
 REAL_STEPS = 50
 
 LEAST_REAL_GAIN = 1.05

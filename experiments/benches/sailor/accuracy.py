@@ -117,7 +117,7 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order][np.searchsorted(cumulated, cumulated[-1] / 2)])
 
 
-# Largest allowed mean absolute relative errors of the runs to which the constants were not fitted.
+# Bars: mean absolute relative errors on the runs to which the constants were not fitted, and number of constants.
 WORST_STEP_ERROR = 0.06
 WORST_MEMORY_ERROR = 0.06
 MOST_CONSTANTS = 3

@@ -101,7 +101,7 @@ class JudgeTables:
         forward_s, backward_s = (
             tuple(sum(row[layer][column] for layer in layers) for row in rows.values()) for column in (0, 1)
         )
-        # Only the sum is used, so that the whole backward can stand for the input gradient.
+        # A TimeTable splits the backward into two gradients. Only their sum is used, so the second one is 0 here.
         return TimeTable(tuple(rows), forward_s, backward_s, (0.0,) * len(rows))
 
 

@@ -45,8 +45,8 @@ MECHANISMS: Mapping[str, Mechanisms] = {
     "latency-aware depth": Mechanisms(latency_aware_depth=False),
 }
 
-# The adapter runs on a link whose rate drops for good at DROP_AT_S seconds to each share of DROPS, and on a link whose
-# declared rate is constant but whose real one is a trace of mobile paths. A gain of at least 1 % counts as above 1.
+# The adapter, DeepCEE's policy, is measured with links whose rate drops for good at DROP_AT_S seconds to a share of
+# DROPS, and with links that follow a trace of mobile paths. A gain of at least 1 % counts as above 1.
 DROP_AT_S = 40.0
 LEAST_GAIN = 1.01
 DROPS = (0.5, 0.3)
