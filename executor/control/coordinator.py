@@ -201,7 +201,7 @@ class Coordinator:
         # Once the connection has ended too, all messages of the process have been handled.
         has_left = state.has_ended and state.peer is None and not self._processes.is_finished
         if self._driver is not None and has_left and (self._recovers or self._session.publications[rank] < steps):
-            raise RunError(f"{self._processes.name(rank)} ended before the run did")
+            raise RunError(f"{self._processes.name(rank)} ended before the end of the run")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
         """Send a rank the outcome of a topic; all ranks get the time and the token of the first answer."""
@@ -307,7 +307,10 @@ class Coordinator:
         reports = self._session.reports
         self._wait(lambda: all(rank in reports for rank in left()))
         if not left() and self._processes.origin_s is not None:
-            raise RunError("all ranks are lost, and with them the copies of all layers in memory")
+            raise RunError(
+                "all ranks are lost, and with them all copies of the layers in memory; a run with '--checkpoint' can "
+                "be resumed"
+            )
         return {rank: reports[rank] for rank in left()}
 
     def _await_processes(self, ranks: Collection[int]) -> None:

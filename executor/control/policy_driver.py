@@ -182,5 +182,5 @@ class PolicyDriver:
 
 
 def _is_update(event: Event) -> bool:
-    """Return whether a row is of an asynchronous update between pipelines."""
+    """Return whether a row belongs to an asynchronous update between pipelines."""
     return event.kind is EventKind.UPDATE or (event.kind is EventKind.SEND and event.action == UPDATE_ACTION)

@@ -42,12 +42,13 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def blaming(peer: str) -> Iterator[None]:
-    """Turn gloo's error in the context into a `PeerLostError` that names the device ``peer``."""
+def blaming(peer: str = "") -> Iterator[None]:
+    """Turn gloo's error in the context into a `PeerLostError` that names the device ``peer``, if it is known."""
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"lost the connection to device '{peer}': {first_line(error)}") from error
+        place = f"device '{peer}'" if peer else "another rank"
+        raise PeerLostError(f"lost the connection to {place}: {first_line(error)}") from error
 
 
 # The value of `RankFailure.follows` for the loss of a peer.

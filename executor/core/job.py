@@ -171,7 +171,7 @@ class JobFolder:
             found["scenario"]["code"] = {**found["scenario"]["code"], "path": str(code or missing)}
         if found["config"].get("checkpoints"):
             if not checkpoints:
-                raise RunError("the job writes checkpoints, and this host's part of it names no folder for them")
+                raise RunError("the job writes checkpoints, but this host's copy of the job names no folder for them")
             found["config"]["checkpoints"] = checkpoints
         for name, document in found.items():
             write_text_atomically(self._document(name), json.dumps(document))

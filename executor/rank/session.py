@@ -61,7 +61,7 @@ class Session:
         """
         config, context = self._config, self._context
         try:
-            with blaming("one of the others"):
+            with blaming():
                 groups = self._connect()
             if self._spec.origin_s is None:
                 self._start()
@@ -113,7 +113,7 @@ class Session:
         with self._closing:
             self._transport = transport
             if self._client.is_ending:
-                raise PeerLostError("a rank was lost before all were connected")
+                raise PeerLostError("a rank was lost before all ranks were connected")
         return transport
 
     def _restore(self, transport: Transport) -> None:
@@ -210,7 +210,7 @@ class Session:
         """Send and receive the layers that change devices; there is no barrier with other ranks."""
         plan, context = change.to.plan, self._context
         context.compute.wait_until(change.ready_s)
-        with blaming("one of the others"):
+        with blaming():
             groups.use(plan.connections)
         moves = LayerMoves(self._config.device, change, transport, context.compute, self._rows)
         moves.expect()

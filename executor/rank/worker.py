@@ -134,7 +134,7 @@ class Rank:
         devices = rank_devices(*agreed.value)
         if len(devices) != self._ranks:
             raise RunError(
-                f"the plan is for {len(devices)} devices, but {self._ranks} ranks were started: one for each"
+                f"the plan is for {len(devices)} devices, but {self._ranks} ranks were started: it needs one each"
             )
         config = self._config = RankConfig(self._folder, client.rank, *agreed.value, devices)
         # Load the model before the ranks agree on the start of the run, since this takes long.

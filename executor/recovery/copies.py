@@ -1,4 +1,4 @@
-"""Which copies of the layers' state the ranks have, and from which step a run can resume with them."""
+"""Functions on the copies of layers that devices have: from which step, and by which transfers, a run can resume."""
 
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +11,7 @@ Copies = Mapping[int, frozenset[int]]
 
 
 def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int | None:
-    """Return the newest step, at most ``latest``, with copies of all ``layers`` layers on any devices; None if none."""
+    """Return the newest step, at most ``latest``, before which each of ``layers`` layers has a copy; None if none."""
     found = list(copies)
     for step in sorted({step for each in found for step in each if step <= latest}, reverse=True):
         if frozenset().union(*(each.get(step, frozenset()) for each in found)) >= frozenset(range(layers)):
@@ -20,7 +20,7 @@ def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int |
 
 
 def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[int]:
-    """Return the layers without a copy before the newest step, at most ``latest``, that has any copies."""
+    """Return the layers that lack a copy before the newest step, at most ``latest``, for which there are copies."""
     found = list(copies)
     newest = max((step for each in found for step in each if step <= latest), default=0)
     there = frozenset().union(*(each.get(newest, frozenset()) for each in found))

@@ -155,9 +155,9 @@ def _check_forward(
     expected = [1, *loaded.sizes[index].output.sizes]
     if list(outputs.shape) != expected:
         raise InputError(
-            f"{failure}: it puts out shape {list(outputs.shape)}",
+            f"{failure}: it returns shape {list(outputs.shape)}",
             where=str(code.path),
-            valid=f"shape {expected}: what is cut by column is brought together by row in the same layer",
+            valid=f"shape {expected}; every '{COLUMN}' submodule needs a '{ROW}' submodule after it in the same layer",
         )
     return inputs
 

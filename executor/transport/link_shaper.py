@@ -40,12 +40,14 @@ class LinkShaper:
 
     Args:
         ledger: Path of the file that all processes share; the first process creates it.
-        local_delivery_s: Time that this machine takes to deliver a message, which is part of an emulated latency.
+
+    Attributes:
+        local_delivery_s: Time in which this machine delivers a message, subtracted from emulated latencies.
     """
 
-    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock, local_delivery_s: float = 0.0) -> None:
+    def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock) -> None:
         self._clock = clock
-        self.local_delivery_s = local_delivery_s
+        self.local_delivery_s = 0.0
         self._index = {link.name: index for index, link in enumerate(cluster.links)}
         self._file = os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600)
         # A new file gets zeros; the file of another process has this size already.

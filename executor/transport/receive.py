@@ -88,7 +88,7 @@ class RecvHandle:
 
         gloo ends the wait for a message itself if nothing of the message has arrived, but not if a part has arrived.
         """
-        self._complete(PeerLostError(f"lost {self._source}: the connection was closed"))
+        self._complete(PeerLostError(f"lost the connection to device '{self._source}': it was closed"))
 
     def _receive(self) -> None:
         lost = None

@@ -110,15 +110,15 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
             outputs = layer(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
-                f"layer {index} puts out {_described(outputs)} for one sample",
+                f"layer {index} returns {_described(outputs)} for one sample",
                 where=str(code.path),
                 valid="a layer takes one tensor and returns one, with the samples along its first dimension",
             )
         if index < len(model.layers) - 1 and outputs.dtype != torch.float32:
             raise InputError(
-                f"layer {index} puts out {outputs.dtype}",
+                f"layer {index} returns {outputs.dtype}",
                 where=str(code.path),
-                valid="what passes between layers must be torch.float32, so that gradients can come back",
+                valid="outputs of all layers but the last must be torch.float32",
             )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
         output = SampleShape(tuple(outputs.shape[1:]), outputs.dtype)

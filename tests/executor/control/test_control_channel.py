@@ -34,7 +34,7 @@ from executor.core.control_channel import (
 from executor.core.job import JobFolder, RunConfig
 from executor.core.messages import pack, unpack
 from executor.deploy.deployment import Bundle, HostedRun
-from executor.rank.control_client import ControlClient
+from executor.rank.control_client import FINISHED, ControlClient
 from planner.events.event import Event, EventKind
 from planner.scenario.scenario import ModelCode
 from tests.helpers.networks.several_hosts import hosts_on_loopback
@@ -271,7 +271,9 @@ def test_a_file_goes_where_its_kind_and_rank_say(head: Served, tmp_path: Path, m
     content = os.urandom(3_000_000)
     far.of_rank("parameters", 1).write_bytes(content)
     (tmp_path / "key").write_bytes(near.key.read_bytes())
-    client = ControlClient(far, 1, "rank 1", lambda: None)
+    client = ControlClient(far, 1, "rank 1")
+    # Otherwise the end of the connection would end this process.
+    client._outcome = FINISHED
     client.send_files(far)
     peer, _ = head.server.events.get(timeout=SOON_S)
     assert head.server.events.get(timeout=SOON_S) == (peer, {"kind": "files-sent"})

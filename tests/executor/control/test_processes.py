@@ -174,4 +174,4 @@ def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
     ):
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    assert f"rank 1 (device 'right', host {socket.gethostname()}) ended before the run did" in errors
+    assert f"rank 1 (device 'right', host {socket.gethostname()}) ended before the end of the run" in errors

@@ -316,7 +316,7 @@ BAD_MODELS = {
     "a layer with two outputs": (
         MODEL.replace("torch.nn.Linear(4, 4)", "torch.nn.LSTM(4, 4)"),
         FITTING,
-        ["layer 0 puts out a tuple", "one tensor"],
+        ["layer 0 returns a tuple", "one tensor"],
     ),
     "shared parameters": (
         MODEL.replace("    def loss", "    layers[1].bias = layers[0].bias\n    def loss", 1),
