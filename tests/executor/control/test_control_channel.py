@@ -279,6 +279,8 @@ def test_a_file_goes_where_its_kind_and_rank_say(head: Served, tmp_path: Path, m
     assert head.server.events.get(timeout=SOON_S) == (peer, {"kind": "files-sent"})
     assert near.of_rank("parameters", 1).read_bytes() == content
     assert not near.of_rank("resources", 1).exists()
+    # A rank whose connection is closed before the end of the job ends its process.
+    client._take({"kind": FINISHED})
     client._channel.close()
 
 

@@ -107,7 +107,7 @@ def test_a_host_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
     striker = threading.Thread(target=strike, daemon=True)
     striker.start()
-    with pytest.raises(RunError, match=r"rank 3 \(device 'device-3', host east\) is lost.*use '--backup-every' to survive"):
+    with pytest.raises(RunError, match=r"rank 3 \(device 'device-3', host east\) is lost.*use '--backup-every'"):
         TorchBackend("real", hosts=hosts).run(scenario, plan, None, 2000)
     striker.join()
 
