@@ -1,4 +1,4 @@
-"""Records the events of a rank as rows, for the rank's event file and for the head.
+"""Records the events of a rank as rows, for the rank's event file and for the head (the host of the launcher).
 
 Only the first device of a tensor-parallel group records rows, in a run as in a simulation.
 """

@@ -67,7 +67,7 @@ _UNDER_WAY = 2
 
 
 class StateBackups:
-    """The copies of one rank, over all sessions.
+    """Makes, keeps and restores the copies of one rank, over all sessions.
 
     Args:
         interval_steps: Number of steps between two copies.
@@ -147,7 +147,7 @@ class StateBackups:
             self._copies.setdefault(step, {}).update(states)
 
     def rest(self) -> None:
-        """Mark this rank as unused by the plan of the next steps, so that it makes no copies."""
+        """Stop making copies, while plans do not use this rank."""
         self._own = frozenset()
         with self._lock:
             self._rests = True

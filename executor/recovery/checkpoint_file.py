@@ -28,7 +28,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a part.
+    """The header of a part: the file of one device.
 
     Attributes:
         step: The first step after the checkpoint.

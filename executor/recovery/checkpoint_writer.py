@@ -21,14 +21,13 @@ _Part = tuple[int, Plan, dict[int, torch.Tensor]]
 
 @dataclass(eq=False)
 class Checkpointing:
-    """The checkpoints of one rank, over all sessions.
+    """Copies and writes the layers of one rank, over all sessions.
 
-    Training waits for the copy, but for the disk only if the previous copy is not written yet. So at most one copy is
-    in memory, and devices that train together are at most one checkpoint apart.
+    Training waits until the layers are copied, and before that until the previous copy is on disk. So at most one copy
+    is in memory, and devices that train together are at most one checkpoint apart.
 
     Args:
         run: The configuration of the job, with the folder and the interval of checkpoints.
-        device: Name of this rank's device.
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
         failed: Called in the writing thread with the error if a file cannot be written.
     """
@@ -82,7 +81,7 @@ class Checkpointing:
 
 
 def written_layers(plan: Plan, device: str) -> list[int]:
-    """Return the layers whose state a device writes: one device writes each layer, though several may train it."""
+    """Return the layers whose state a device writes: each layer is written by the first device that trains it."""
     return [
         layer for stage in plan.pipelines[0].stages if stage.replicas[0].devices[0] == device for layer in stage.layers
     ]

@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run."""
+    """Reads, writes and removes the checkpoints of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,9 +79,7 @@ class CheckpointFolder:
 
         There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.
 
-        Args:
-            first: The first step of the run, whose checkpoint is kept for processes that are started later.
-            written: The step of the checkpoint of which this device has just written its part.
+        The checkpoint of the run's first step, ``first``, is kept too: a process that replaces a lost one reads it.
         """
         for step in [step for step in self.steps if step <= written][:-_KEPT]:
             if step != first:
