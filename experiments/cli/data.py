@@ -53,7 +53,7 @@ def traces_generate(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A generator's parameter, with its unit.")
     ] = None,
 ) -> None:
-    """Make up a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
+    """Generate a trace. Example: ropebridge traces generate lte -o lte.csv --duration '10 min' --seed 7."""
     from experiments.verbs.traces import generate
     from traces.common.units import parse_duration_s
 
@@ -75,7 +75,7 @@ def traces_record(
     duration: Annotated[str | None, typer.Option(help="Duration, with its unit; until Ctrl-C if absent.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sample a live path to a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
+    """Record a path's rates as a trace. Example: ropebridge traces record 10.0.0.5 -o link.csv --every '10 s'."""
     from experiments.verbs.traces import record
     from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
     from traces.common.units import parse_bytes, parse_duration_s
@@ -152,7 +152,7 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take over a published profile. Example: ropebridge profile import huggingface config.json -o model.yaml."""
+    """Convert a published profile. Example: ropebridge profile import huggingface config.json -o model.yaml."""
     from experiments.profiles.importing import ImportConfig, import_profile
 
     config = ImportConfig(format_.value, files, name, kind or [], samples, tokens, output_size)

@@ -64,7 +64,7 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Say what limits the plan, and what would help.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a scenario into a plan. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
+    """Make a plan for a scenario. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
     from experiments.runs.scenario import Ordering
     from experiments.verbs.plan import PlanObjective
     from experiments.verbs.plan import plan as verb
@@ -90,7 +90,7 @@ def simulate(
     output: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a plan in the model of its cluster. Example: ropebridge simulate cloud-edge-end --policy depth."""
+    """Simulate the training with a plan. Example: ropebridge simulate cloud-edge-end --policy depth."""
     from experiments.runs.carry_out import bounded, carry_out, present
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from sim.simulator import Simulator

@@ -102,7 +102,7 @@ def deploy(
     checkpoint_every: CheckpointEveryOption = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the job, not only show commands.")] = False,
 ) -> None:
-    """Bring a plan to its hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
+    """Make a job for many hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
     from executor.deploy.deployment import HostedRun
     from experiments.runs.scenario import choose_plan, choose_scenario
     from experiments.verbs.hosts import deploy as verb
@@ -127,7 +127,7 @@ def host(
 
 
 def status(folder: DeploymentArgument) -> None:
-    """Say what each host of a deployed job does. Example: ropebridge status job-1."""
+    """Show the state of each host of a deployed job. Example: ropebridge status job-1."""
     from experiments.verbs.hosts import status as verb
 
     say(verb(folder))
