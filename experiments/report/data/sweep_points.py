@@ -72,7 +72,7 @@ class SweptPoints:
     Attributes:
         parameters: Parameters that differ between points.
         metrics: Metrics that differ between points, throughput first.
-        numbers: Number of each point that succeeded.
+        numbers: Indices of the points that succeeded, as in the table.
         failures: Number and error of each point that failed.
         settings: Settings that all points have in common, as text.
     """

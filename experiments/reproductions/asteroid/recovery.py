@@ -82,7 +82,7 @@ def _recovery(scenario: Scenario, plan: Plan, gone: str, *, heavy: bool) -> Reco
 def replay_variants(scenario: Scenario, plan: Plan) -> list[dict[str, float]]:
     """Return the throughput after the departure of each device, by the way in which replay moves stage boundaries.
 
-    The keys are ``chosen``, for replay's own choice among both ways, ``in proportion`` and ``lost layers only``. The
+    The keys are ``chosen``, for replay's own choice between both ways, ``in proportion`` and ``lost layers only``. The
     value of ``without backups`` is 1 if the remaining devices still hold every layer, else 0.
     """
     found = []
