@@ -160,7 +160,7 @@ class Coordinator:
     def _hear_agent(self, agent: Peer, message: Message | None) -> None:
         if message is None:
             if agent is self._server.own_agent:
-                raise RunError("the agent of this host has ended")
+                raise RunError("the agent of this host has ended, and with it all ranks of this host")
             self._processes.lose_agent(agent)
         elif message["kind"] == "hello":
             self._processes.greet(agent)

@@ -110,5 +110,5 @@ def check_secrets(names: Sequence[str]) -> None:
             raise InputError(
                 f"the variable '{name}' is not set",
                 where="--submit",
-                valid=f"export {name}, or drop it from 'secrets:'",
+                valid=f"export {name}, or remove it from 'secrets:'",
             )

@@ -106,18 +106,20 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
             raise InputError(
                 f"the layer has no submodule '{name}'",
                 where=where,
-                valid=f"its linear submodules: {', '.join(linear) or 'none'}",
+                valid=f"name linear submodules of the layer: {', '.join(linear) or 'it has none'}",
             )
         if how not in (COLUMN, ROW):
             raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
         if type(module) is not nn.Linear or {"weight", "bias"} != set(module._parameters):
             raise InputError(
-                f"submodule '{name}' is a {type(module).__name__}", where=where, valid="only torch.nn.Linear can be cut"
+                f"submodule '{name}' is a {type(module).__name__}",
+                where=where,
+                valid="only torch.nn.Linear modules can be sharded",
             )
         width = module.out_features if how == COLUMN else module.in_features
         if width % degree:
             raise InputError(
-                f"submodule '{name}' cannot be cut by {how} into {degree} equal parts",
+                f"submodule '{name}' cannot be sharded by {how} into {degree} equal parts",
                 where=where,
                 valid=f"its {'outputs' if how == COLUMN else 'inputs'}, {width}, must be a multiple of {degree}",
             )
@@ -130,9 +132,9 @@ def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -
     for other, parameter in layer.named_parameters(remove_duplicate=False):
         if id(parameter) in own and other.rpartition(".")[0] != name:
             raise InputError(
-                f"submodule '{name}' shares the parameter '{other}'",
+                f"submodule '{name}' uses the same parameter as '{other}'",
                 where=where,
-                valid="only a submodule with parameters of its own can be cut",
+                valid="only submodules that share no parameter can be sharded",
             )
 
 
@@ -171,8 +173,8 @@ def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor
             raise InputError(
                 f"the layer's {whole[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",
                 where=where,
-                valid="its gradient would be that of one device's part only: use what is whole before a column or "
-                "after a row, freeze it, or leave the layer uncut",
+                valid=f"use it before a '{COLUMN}' or after a '{ROW}' submodule, freeze it, or do not shard the layer: "
+                "its gradient would be that of one device's part only",
             )
 
 
@@ -183,5 +185,5 @@ def _check_size(layer: nn.Module, index: int, scenario: Scenario, degree: int, w
         raise InputError(
             f"each of {degree} devices holds {found} bytes of parameters",
             where=where,
-            valid=f"the profile '{profile.name}' of a shard says {profile.parameter_bytes}: correct one of them",
+            valid=f"the profile '{profile.name}' of a shard has {profile.parameter_bytes}; correct profile or model",
         )

@@ -93,4 +93,4 @@ def _compare(module: nn.Module, layers: Sequence[nn.Module], example: torch.Tens
         raise InputError(f"the outputs of {name} and of its layers one after the other differ in shape", valid=_ADVICE)
     if not torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
         difference = float((found - expected).abs().max())
-        raise InputError(f"{name} and its layers one after the other differ by {difference:.2g}", valid=_ADVICE)
+        raise InputError(f"the outputs of {name} and of its layers differ by {difference:.2g}", valid=_ADVICE)

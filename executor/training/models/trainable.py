@@ -83,15 +83,13 @@ def check_members(model: object, where: str) -> None:
         raise InputError(
             "what 'build' returns has both 'samples' and 'select'",
             where=where,
-            valid="endless data has 'samples'; a data set has 'size' and 'select'",
+            valid="keep 'samples' for unlimited data, or 'size' and 'select' for a data set",
         )
     layers = model.layers  # type: ignore[attr-defined]
     if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential):
-        raise InputError(f"'layers' is a {type(layers).__name__}", where=where, valid="make it a list of modules")
+        raise InputError(f"'layers' is a {type(layers).__name__}", where=where, valid="give 'layers' a list of modules")
     if isinstance(model, FiniteModel) and (type(model.size) is not int or model.size < 1):
-        raise InputError(
-            f"'size' is {model.size!r}", where=where, valid="the number of samples in the data set, at least 1"
-        )
+        raise InputError(f"'size' is {model.size!r}", where=where, valid="make it the number of samples, at least 1")
 
 
 class DataOrder:

@@ -201,8 +201,14 @@ def test_adamw_on_the_shards_of_a_model_of_the_users_own(own_model: ModelCode, t
         ({"wide": "columns"}, {}, "parallel_layout(1)", "'wide' has the value 'columns'", "'column' or 'row'"),
         ({"wider": "column"}, {}, "parallel_layout(1)", "no submodule 'wider'", "wide, narrow"),
         ({"norm": "column"}, {}, "parallel_layout(1)", "'norm' is a LayerNorm", "only torch.nn.Linear"),
-        ({"width": 7}, {}, "parallel_layout(1)", "'wide' cannot be cut by column into 2", "7, must be a multiple of 2"),
-        ({}, {2: 4}, "parallel_layout(2)", "each of 2 devices holds 312 bytes", "of a shard says 4"),
+        (
+            {"width": 7},
+            {},
+            "parallel_layout(1)",
+            "'wide' cannot be sharded by column into 2",
+            "7, must be a multiple of 2",
+        ),
+        ({}, {2: 4}, "parallel_layout(2)", "each of 2 devices holds 312 bytes", "of a shard has 4"),
     ],
 )
 def test_a_layout_that_cannot_be(
