@@ -111,9 +111,7 @@ def listen(address: tuple[str, int]) -> socket.socket:
 def tune(connection: socket.socket, silence_s: float) -> None:
     """Turn off Nagle's algorithm, and have the kernel end a connection whose remote host does not answer.
 
-    Args:
-        connection: A connected socket.
-        silence_s: How long the remote host may not answer, in seconds; 0 if the other end is on this host.
+    ``silence_s`` is the longest time without an answer, in seconds; 0 if the other end is on this host.
     """
     if connection.family == socket.AF_UNIX:
         return

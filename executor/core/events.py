@@ -27,7 +27,6 @@ class StepPublisher:
 
     Args:
         publish: Sends the head a step and its rows, in the form of `executor.core.messages.pack`.
-        first_step: The first step of the session.
         steps: Number of the step after the last one.
         kept: Returns the newest step before which this rank's copies are complete; None if it keeps none.
     """

@@ -100,8 +100,6 @@ class CheckpointConfig:
     """Where and how often a run writes checkpoints.
 
     Attributes:
-        folder: The folder of the checkpoints.
-        interval_steps: Number of steps between two checkpoints.
         first_step: The first step of the run: the step of the checkpoint from which the run resumes, or 0.
     """
 

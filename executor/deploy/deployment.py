@@ -32,7 +32,6 @@ class HostedRun:
         policy: Name of the policy, or path of a Python file that defines a policy.
         backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
         checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
-        checkpoint_every: Number of steps between two checkpoints.
     """
 
     compute: ComputeMode

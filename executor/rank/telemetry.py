@@ -18,7 +18,6 @@ class ResourceSample:
     Attributes:
         time_s: Time since the start of the run in seconds.
         cpu_s: Processor time of all threads since the start of the process, user and system, in seconds.
-        resident_bytes: Resident memory in bytes.
     """
 
     step: int

@@ -47,7 +47,6 @@ class FirstState:
     """The state of layers before a run's first step, as initialised or from a checkpoint.
 
     Attributes:
-        step: The first step of the run.
         row: Returns the state of a layer that this rank has not trained: a one-dimensional uint8 tensor.
     """
 
@@ -108,14 +107,10 @@ class StateBackups:
         self._untouched -= layers_of(plan, self._device)
 
     def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
-        """Copy this rank's layers before a step if a copy is due, by the same rule on all ranks of the plan.
+        """Copy this rank's layers before a step if a copy is due, by the same rule on all ranks of the step's plan.
 
-        Args:
-            step: Number of the step.
-            plan: The plan of the step.
-            durable: The newest step before which copies were complete when the plan of ``step`` was decided.
-            anew: Whether layers have changed devices before ``step``, so that a copy is due.
-            transport: The connections of this rank to the others.
+        ``durable`` is the newest step before which copies were complete when the plan was decided. With ``anew`` layers
+        have changed devices before the step, so that a copy is due. ``transport`` carries copies for backup ranks.
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)

@@ -100,15 +100,9 @@ class TensorGroup:
 
 
 def form_group(plan: Plan, device: str, timeout: timedelta) -> TensorGroup | None:
-    """Form all tensor-parallel groups of a plan; every rank must call this.
+    """Form all tensor-parallel groups of a plan; return the group of this rank's device, or None if it is in no group.
 
-    Args:
-        plan: The plan, whose devices are in rank order.
-        device: Name of this rank's device.
-        timeout: How long a rank waits for another rank of its group.
-
-    Returns:
-        This rank's group; None if the rank is in no group.
+    Every rank must call this function. ``timeout`` limits how long a rank waits for another rank of its group.
     """
     own = None
     for devices in dict.fromkeys(replica.devices for replica in plan.replicas if replica.partners):
