@@ -19,7 +19,7 @@ def user_code(path: Path, failure: str, valid: str) -> Iterator[None]:
 
     Args:
         path: Path of the file with the code.
-        failure: First part of the error message, which the exception's type and first line follow.
+        failure: What fails, the beginning of the error message; the exception's type and first line follow.
         valid: What the user can do about the failure, for the message.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, equivalent_pipelines, replace_pipelines
@@ -114,15 +115,14 @@ def improve(plan: Plan, scenario: Scenario, score: Callable[[Plan], float], eval
         evaluations: Most calls of ``score``.
     """
     best, best_score = plan, score(plan)
-    left, improved = evaluations - 1, True
-    while improved and left > 0:
-        improved = False
-        for other in neighbours(best, scenario):
+    left = evaluations - 1
+    while left > 0:
+        for other in islice(neighbours(best, scenario), left):
             other_score = score(other)
             left -= 1
             if other_score < best_score * (1 - LEAST_GAIN):
-                best, best_score, improved = other, other_score, True
+                best, best_score = other, other_score
                 break
-            if left <= 0:
-                break
+        else:
+            break
     return best, best_score

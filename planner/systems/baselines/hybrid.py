@@ -73,7 +73,7 @@ def _with_workers(scenario: Scenario, count: int) -> Plan | None:
 
 
 def _dealt(scenario: Scenario, count: int) -> list[list[Device]]:
-    """Return the devices of each of ``count`` virtual workers, dealt by speed, then sorted by memory."""
+    """Return the devices of each of ``count`` virtual workers, about equally fast in all, sorted by memory."""
     layers = len(scenario.model.layers)
 
     def whole_model_s(device: Device) -> float:
@@ -121,7 +121,7 @@ def pipedream(scenario: Scenario) -> Plan:
 
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
-    """Return the stages of the recursion, each as (first layer, index after the last layer, number of devices)."""
+    """Return the stages that the recursion chooses, each as (first layer, index after the last, number of devices)."""
     model, cluster = scenario.model, scenario.cluster
     time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
     bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]

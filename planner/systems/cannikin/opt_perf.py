@@ -64,6 +64,7 @@ def real_division(
     if not 0 < batch <= sum(most):
         raise InputError(
             f"a batch of {batch:g} samples does not fit on {len(most)} devices",
+            where="division of the batch",
             valid=f"give 1 to {sum(most)} samples: the devices' memory holds {', '.join(map(str, most))}",
         )
 
@@ -97,6 +98,7 @@ def opt_perf(batch: int, speeds: Sequence[NodeSpeed], sums: SumTimes, most: Sequ
         raise InputError(
             f"a batch of {batch} samples cannot be divided over {len(speeds)} devices that need at least {least} each "
             f"and whose memory holds {', '.join(map(str, most))}",
+            where="division of the batch",
             valid=f"give {least * len(speeds)} samples or more, and devices whose memory holds {least} or more",
         )
     shares, _ = real_division(batch, speeds, sums, most)

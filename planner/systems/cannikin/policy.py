@@ -64,7 +64,7 @@ class CannikinPolicy:
                 self._speeds.observe(device, NodeTimes(samples[device], (1 - share) * pure_s, share * pure_s))
         for seen in observation.paths:
             # Only the rate of gradient sums is observed, not the latency; a plan of one stage has no other messages.
-            nominal = self._nominal(observation.plan, seen.source, seen.target)
+            nominal = nominal_path(self._scenario, seen.source, seen.target, observation.plan.connections)
             self._paths[seen.source, seen.target] = replace(nominal, rate_bps=seen.rate_bps, curves=())
         self._sums.observe([sum_times(observation.plan, self._scenario, partial(self._path, observation.plan))])
 
@@ -74,11 +74,8 @@ class CannikinPolicy:
         # `fit_line` needs times above 0 s for forward and for backward.
         return min(0.999, max(0.001, times.backward_s / times.total_s)) if times.total_s > 0 else 0.5
 
-    def _nominal(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
-        return nominal_path(self._scenario, source, target, plan.connections)
-
     def _path(self, plan: Plan, source: str, target: str) -> ConstantRatePath:
-        return self._paths.get((source, target)) or self._nominal(plan, source, target)
+        return self._paths.get((source, target)) or nominal_path(self._scenario, source, target, plan.connections)
 
     def _divided(self, plan: Plan) -> Plan | None:
         """Return the plan with the fastest shares at the learned speeds; None if no division fits into memory.

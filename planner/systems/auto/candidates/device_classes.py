@@ -34,11 +34,6 @@ class DeviceClass:
     memory_bytes: int
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Names of all devices; those of one host are consecutive."""
-        return tuple(device for host in self.hosts for device in host)
-
-    @property
     def ends(self) -> tuple[str, str]:
         """Names of two devices, on different hosts if possible, whose path stands for all paths of the class."""
         return self.hosts[0][0], self.hosts[-1][-1]

@@ -125,7 +125,7 @@ def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> La
 
 
 def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> tuple[Floats, Floats]:
-    """Return `planner.cost.layers.range_memory` for one device of an option, whose replicas share the samples."""
+    """Return the resident and saved bytes of ranges of layers on one device of an option, as `range_memory` does."""
     return range_memory(scenario, -(-microbatch // option.width), option.degree, recompute=option.recompute)
 
 

@@ -27,7 +27,7 @@ GENERATE = [Phase.explicit, Phase.reuse, Phase.generate]
 @given(pool_scenarios())
 def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
     device_classes = device_classes_of(scenario.cluster)
-    devices = [device for device_class in device_classes for device in device_class.devices]
+    devices = [device for device_class in device_classes for host in device_class.hosts for device in host]
     assert sorted(devices) == sorted(scenario.cluster.by_name)
     for device_class in device_classes:
         for group in device_class.groups(2):
@@ -35,7 +35,10 @@ def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scen
         assert len(device_class.groups(2)) == device_class.group_count(2)
     left_out = frozenset(devices[:2])
     assert not left_out & {
-        device for device_class in device_classes_of(scenario.cluster, left_out) for device in device_class.devices
+        device
+        for device_class in device_classes_of(scenario.cluster, left_out)
+        for host in device_class.hosts
+        for device in host
     }
 
 
