@@ -130,8 +130,9 @@ with CheckpointFolder(Path(sys.argv[1])).held() as mark:
 """
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock goes with its process, however that ends."""
+    monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"shared_folder_s": 1}')
     own = CheckpointFolder(tmp_path)
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
