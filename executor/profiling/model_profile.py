@@ -67,12 +67,12 @@ class ModelCosts:
 
     @property
     def launch_overhead_s(self) -> float:
-        """Mean launch overhead of a forward and a backward, seconds: the simulator has one figure for both."""
+        """Mean launch overhead of a forward and a backward; the simulator has one number for both."""
         return (self.launch_forward_s.median + self.launch_backward_s.median) / 2
 
     @property
     def workspace_share(self) -> float:
-        """Workspace memory: a layer's peak less its saved activations, relative to activations; the largest of each."""
+        """Largest workspace of a layer (peak memory less saved activations) as a share of the largest activations."""
         samples = max(self.layers[0].times)
         most = samples * max(layer.activation_bytes for layer in self.layers)
         beyond = max(layer.peak_bytes - samples * layer.activation_bytes for layer in self.layers)

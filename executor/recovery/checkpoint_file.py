@@ -45,7 +45,7 @@ class Header:
 
 
 def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], rows: Mapping[int, torch.Tensor]) -> None:
-    """Write a part atomically: its `Header`, and the state of each layer in ``rows``; may raise `RunError`."""
+    """Write a part, a `Header` and the states of layers, atomically; raise `RunError` if it cannot be written."""
     header = Header(step, plan, model, {layer: _digest(row) for layer, row in sorted(rows.items())})
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}

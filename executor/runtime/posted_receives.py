@@ -76,6 +76,7 @@ class IncomingUpdates:
     """The updates from one rank of another pipeline, received in order by background threads.
 
     The threads that receive also post the next receives, so that a fast sender need not wait for a slow receiver.
+    Methods raise `PeerLostError` if the sender is lost.
 
     Args:
         edge: The sender, the receiver (this rank) and the layers.
@@ -104,7 +105,7 @@ class IncomingUpdates:
         return len(self._arrived_s)
 
     def wait_for(self, count: int) -> float:
-        """Wait for ``count`` updates; return the last one's arrival in run seconds, or raise `PeerLostError`."""
+        """Wait for the first ``count`` updates; return the run second at which the last of them arrived."""
         with self._changed:
             while self.arrived < count:
                 if self._lost is not None:
@@ -113,7 +114,7 @@ class IncomingUpdates:
             return self._arrived_s[count - 1] if count else float("-inf")
 
     def take(self, stop: int | None) -> list[Update]:
-        """Remove and return the arrived updates with numbers below ``stop`` (None: all); may raise `PeerLostError`."""
+        """Remove and return the arrived updates with numbers below ``stop``, or all of them if it is None."""
         updates = []
         with self._changed:
             while self._ready and (stop is None or self._taken < stop):

@@ -50,7 +50,7 @@ def check_interface() -> None:
 
 
 def connect(store: Store, rank: int, ranks: int, name: str) -> None:
-    """Create torch's default process group, whose keys in the store begin with ``name``, or raise `PeerLostError`."""
+    """Create torch's default process group of a session's ranks; raise `PeerLostError` if some cannot be reached."""
     timeout = _connect_timeout()
     try:
         dist.init_process_group("gloo", store=PrefixStore(name, store), rank=rank, world_size=ranks, timeout=timeout)

@@ -52,7 +52,7 @@ class RateCurve:
         self._from_s, self._until_s, self._rate_bps, self.latency_s = -inf, -inf, 0.0, 0.0
 
     def finish_s(self, start_s: float, bits: float) -> float:
-        """Return the run second at which ``bits`` that start at ``start_s`` are carried; infinite if never."""
+        """Return the run second at which the link has carried ``bits`` from ``start_s`` on; infinite if never."""
         if not self._from_s <= start_s < self._until_s:
             self._enter(start_s)
         while True:
@@ -75,7 +75,7 @@ class RateCurve:
         self._period_bits = trace.mean_bps * trace.duration_s
 
     def _skip_periods(self, time_s: float, bits: float) -> tuple[float, float]:
-        """Skip whole periods of a looping trace; return the time after them, and the bits that are not carried then."""
+        """Skip whole periods of a looping trace; return the time after them, and the bits that are still to be carried."""
         if time_s < 0 or not self._loops or bits <= self._period_bits or not self._period_bits:
             return time_s, bits
         periods = ceil(bits / self._period_bits) - 1

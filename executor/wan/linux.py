@@ -222,7 +222,7 @@ def _socket_address(address: str) -> bytes:
 
 
 def leave_network(parent: int) -> None:
-    """Isolate this process by `isolate`, and set `HOST_TCP` in its environment; it ends with the process ``parent``."""
+    """Call `isolate`, set `HOST_TCP` in the environment, and let this process end with the process ``parent``."""
     os.environ[HOST_TCP] = json.dumps(read_tcp())
     isolate()
     # After `isolate`, since the kernel may drop this setting when the namespace changes; exec keeps it.
@@ -231,7 +231,7 @@ def leave_network(parent: int) -> None:
 
 
 def run_isolated(parent: str, *command: str) -> None:
-    """Isolate this process and replace it by ``command``."""
+    """Isolate this process, and run ``command`` in its place."""
     leave_network(int(parent))
     os.execv(command[0], command)
 
