@@ -46,7 +46,7 @@ class StepPublisher:
         self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Add a row; the row of a send or of a transfer of layers also releases the step that `sending` held back.
+        """Add an event row; that of a send or of a transfer of layers also releases the step that `sending` held back.
 
         Asynchronous updates may be sent and applied after their step was published. Such rows are published with the
         next step; a policy does not get them.
@@ -106,7 +106,7 @@ class EventRecorder:
         self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Record a row; safe in any thread."""
+        """Record an event row; safe in any thread."""
         with self._lock:
             self._rows.append(event)
         if self._publisher is not None:
@@ -163,7 +163,7 @@ class PartnerRows(EventRecorder):
     """Records no rows, for devices of a tensor-parallel group other than the first: their event files stay empty."""
 
     def log(self, event: Event) -> None:
-        """Drop a row."""
+        """Drop an event row."""
 
     def sending(self, step: int, row: Callable[[float, float], Event], start_s: float) -> Callable[[float], None]:
         """Begin a send without holding the step back."""

@@ -107,16 +107,16 @@ class DeviceProgram:
     overlaps: bool = False
 
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
-        """Return the row of an action."""
+        """Return the event row of an action."""
         place = (action.stage, action.microbatch)
         return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
 
     def update_event(self, step: int, start_s: float, end_s: float) -> Event:
-        """Return the row for the optimizer's update."""
+        """Return the event row of the optimizer's update."""
         return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s)
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
-        """Return the row of the send or the receive of a transfer."""
+        """Return the event row of the send or the receive of a transfer."""
         sent = kind is EventKind.SEND
         peer, stage = (transfer.target, transfer.sending_stage) if sent else (transfer.source, transfer.stage)
         place = (stage, transfer.microbatch)
@@ -125,11 +125,11 @@ class DeviceProgram:
     def exchange_event(
         self, kind: EventKind, step: int, peer: str, size_bytes: int, start_s: float, end_s: float
     ) -> Event:
-        """Return the row of the send or the receive of one round of a gradient sum."""
+        """Return the event row of the send or the receive of one round of a gradient sum."""
         return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer, size_bytes)
 
     def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
-        """Return the row of a whole gradient sum; ``size_bytes`` is what this device sent in all its rounds."""
+        """Return the event row of a gradient sum; ``size_bytes`` is what this device sent in all its rounds."""
         return self._event(EventKind.SYNC, step, SYNC_ACTION, start_s, end_s, size_bytes=size_bytes)
 
     def _event(
@@ -143,7 +143,7 @@ class DeviceProgram:
         size_bytes: int = 0,
         place: tuple[int, int] | None = None,
     ) -> Event:
-        """Return a row; ``place`` is stage and microbatch, by default this device's stage and -1 (no microbatch)."""
+        """Return an event row; ``place`` is stage and microbatch, by default this device's stage and -1 for none."""
         stage, microbatch = place or (self.stage, -1)
         return Event(
             kind, self.device, peer, self.pipeline, stage, microbatch, step, action, start_s, end_s, size_bytes

@@ -171,7 +171,7 @@ class _StageLayer:
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(self, name: str, work: Callable[[], Result]) -> Result:
-        """Call ``work``, record its duration as one of the time ``name``, and return its result."""
+        """Call ``work``, record its duration for the field ``name`` of `LayerTimes`, and return its result."""
         seconds, result = _seconds(work, self.device)
         self._durations[name].append(seconds)
         return result

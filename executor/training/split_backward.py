@@ -44,7 +44,7 @@ class GradBucketHooks:
                 hook.remove()
 
     def expect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Expect one more addition to the gradient of each parameter, or as many as there are copies in the list."""
+        """Expect one addition to the gradient of a parameter for each time that it is listed."""
         self._missing.update(self._bucket[parameter] for parameter in parameters if parameter in self._bucket)
 
     def added(self, parameter: nn.Parameter) -> None:
@@ -136,7 +136,7 @@ Splittable = _Linear | _Convolution
 
 
 def splittable(module: nn.Module) -> Splittable | None:
-    """Return a linear layer or convolution with separate gradients; None for other modules and modified ones."""
+    """Return an object that computes the gradients of a linear layer or convolution separately; None for other modules."""
     if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
     # Parametrizations and pruning replace the parameter by a tensor that is computed from other parameters.

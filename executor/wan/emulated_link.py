@@ -75,7 +75,7 @@ class RateCurve:
         self._period_bits = trace.mean_bps * trace.duration_s
 
     def _skip_periods(self, time_s: float, bits: float) -> tuple[float, float]:
-        """Skip whole periods of a looping trace; return the time after them, and the bits that are still to be carried."""
+        """Skip whole periods of a looping trace; return the time after them, and the bits that remain."""
         if time_s < 0 or not self._loops or bits <= self._period_bits or not self._period_bits:
             return time_s, bits
         periods = ceil(bits / self._period_bits) - 1
