@@ -136,7 +136,7 @@ Splittable = _Linear | _Convolution
 
 
 def splittable(module: nn.Module) -> Splittable | None:
-    """Return an object that computes the gradients of a linear layer or convolution separately; None for other modules."""
+    """Return the separate gradients of a linear layer or a convolution; None for other or modified modules."""
     if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
     # Parametrizations and pruning replace the parameter by a tensor that is computed from other parameters.
