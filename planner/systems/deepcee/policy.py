@@ -3,8 +3,9 @@
 ``depth`` has rules 1 to 3 of DeepCEE's adapter: it changes the microbatch count and the depths (microbatches in flight)
 and never moves a layer. The plan changes if this makes the step clearly shorter, or saves memory at the same speed.
 
-``deepcee`` also has rule 4: if a link has been the bottleneck for `BOUND_STEPS` steps, the policy searches for another
-plan. It changes to this plan once the time lost by not having changed exceeds the time of moving the layers.
+``deepcee`` has the same rules, but makes no change that only saves memory. By its rule 4, it searches for another plan
+if a link has been the bottleneck for `BOUND_STEPS` steps. It changes to this plan once the time that the change would
+have saved so far exceeds the time of moving the layers.
 
 The global batch never changes.
 """
@@ -65,10 +66,9 @@ class DeepceePolicy:
         return start if chosen is None or start_s <= self._depths.predict_s(chosen) * (1 + EQUALLY_FAST) else chosen
 
     def _worth_moving(self, plan: Plan, away: set[str]) -> Plan | None:
-        """Return a plan with layers on other devices by rule 4, or None if moving does not pay (yet).
+        """Return a plan by rule 4, which has layers on other devices, or None as long as moving them does not pay.
 
-        This is the last plan that a search found or the run's first plan, once the time lost so far exceeds the time of
-        moving the layers.
+        The candidates are the run's first plan and the plan that the last search found.
         """
         self._bound_steps = self._bound_steps + 1 if self._depths.is_bound_by_links(plan) else 0
         waited = self._bound_steps - BOUND_STEPS
