@@ -30,10 +30,11 @@ _FEWEST_DEVICES = 2
 def settling(
     emulator: Emulator, cluster: Cluster, *, is_spread: bool = False
 ) -> Callable[[Iterable[Event]], list[Event]]:
-    """Return a function that corrects the ends of sends in the rows of all ranks.
+    """Return the function that corrects when each send ended in the events of all ranks (`settle_departures`).
 
-    With a `LinkShaper` the ends are correct already. The latency of a path is that of the cluster's links with the
-    relay and on several machines (``is_spread``); on one machine without emulated links it is taken as 0.
+    With a `LinkShaper` the ends are correct already, and only the receives of zero length are removed. Otherwise the
+    correction needs the latency of the path between two devices: 0 on one machine without emulated links; that of the
+    cluster's links with the relay, and on several machines (``is_spread``).
     """
     if emulator == "shaper":
         return lambda events: [event for event in events if not _only_tells(event)]

@@ -136,7 +136,10 @@ Splittable = _Linear | _Convolution
 
 
 def splittable(module: nn.Module) -> Splittable | None:
-    """Return the separate gradients of a linear layer or a convolution; None for other or modified modules."""
+    """Return an object that computes a module's input gradient and weight gradients separately.
+
+    Only unmodified linear layers and convolutions have one; the result is None for all other modules.
+    """
     if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
         return None
     # Parametrizations and pruning replace the parameter by a tensor that is computed from other parameters.

@@ -18,7 +18,7 @@ _SLACK_BITS = 1e-6
 # Bufferbloat, 2011), so that packets are lost by the scenario's loss rate and not when TCP enlarges its window.
 LEAST_QUEUE_S = 1.0
 
-# Smallest size of a link's queue in bytes: several packets of 64 KiB, so that a slow link does not drop every second.
+# Smallest size of a link's queue in bytes: several packets of 64 KiB, else a slow link would drop every other one.
 LEAST_QUEUE_BYTES = 256 * 1024
 
 # Second 0 of the run, by the monotonic clock, until the ranks have agreed on it: later than any present time.

@@ -201,7 +201,7 @@ class Relay:
         in_transit, hosts = self._in_transit, list(self._routes)
         while True:
             now_s = time.monotonic()
-            # Count only the first packet that is due, which is the latest.
+            # Of all packets that are due, count only the first one, which has waited longest.
             if in_transit.next_s <= now_s:
                 self._lateness.note(now_s - in_transit.next_s)
             for target, packet in in_transit.arrived(now_s):

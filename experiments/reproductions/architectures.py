@@ -19,7 +19,7 @@ NUMBER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """The size of a square image, or of the output of a convolution."""
+    """The shape of a square image or of a convolution's output: ``pixels`` is the length of a side."""
 
     channels: int
     pixels: int

@@ -67,8 +67,8 @@ def migration_between(
     """Return the transfers of all layer state that devices need for the plan ``new`` and do not hold with ``old``.
 
     The state of the devices ``gone`` is lost; ``backups`` lists, by layer index, the devices that hold a backup of a
-    layer's state. Assumed: if the degree of tensor parallelism changes, each new part of a layer is sent whole, by one
-    device that holds an old part of the layer.
+    layer's state. Assumption: if the degree of tensor parallelism changes, each new part of a layer is sent whole, by
+    one device that holds an old part of the layer.
 
     Raises:
         InputError: No device holds the state of a layer that ``new`` needs.

@@ -103,9 +103,9 @@ def _transfers(
 def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]) -> list[list[float]]:
     """Return activation bytes on the most loaded replica, [2, sizes]: forward to backward, backward to weight gradient.
 
-    Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
-    Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units). The rows differ only for a stage that recomputes,
-    which saves just its input until the backward.
+    Assumption: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et
+    al., Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units). The rows differ only for a stage that
+    recomputes, which saves just its input until the backward.
     """
     degrees = [replica.tensor_parallel for replica in stage.replicas]
     saved = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]

@@ -54,7 +54,7 @@ class _Changes(NamedTuple):
 def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
     """Return the memory over time of each device of the run's plans, by name.
 
-    Assumed: at a change of plan, devices release the layers of the old plan and allocate the layers of the new plan
+    Assumption: at a change of plan, devices release the layers of the old plan and allocate the layers of the new plan
     when the transfers of layers start. If devices leave, all devices release the memory of the interrupted step when
     the next plan is decided.
     """

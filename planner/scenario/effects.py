@@ -138,21 +138,22 @@ class Slowdown:
     def __post_init__(self) -> None:
         if not self.times_s or len(self.times_s) != len(self.speed):
             raise InputError(
-                "times and speeds differ in number",
-                valid="give one of each for every piece, at least one piece",
+                f"device '{self.device}' has {len(self.times_s)} times and {len(self.speed)} speeds",
+                valid="give a speed for each time, and at least one of each",
             )
         if self.times_s[0] != 0:
             raise InputError(f"the first time is {self.times_s[0]:g} s", valid="let times start at 0 s")
         for number, (earlier_s, later_s) in enumerate(pairwise(self.times_s), start=2):
             if not earlier_s < later_s < math.inf:
                 raise InputError(
-                    f"time goes from {earlier_s:g} s to {later_s:g} s in piece {number}",
-                    valid="times must rise from piece to piece",
+                    f"time goes from {earlier_s:g} s to {later_s:g} s in interval {number}",
+                    valid="times must rise from each interval to the next",
                 )
         for number, speed in enumerate(self.speed, start=1):
             if not 0 <= speed < math.inf:
                 raise InputError(
-                    f"speed {speed:g} in piece {number} is not allowed", valid="every speed is finite and not negative"
+                    f"speed {speed:g} in interval {number} is not allowed",
+                    valid="every speed is finite and not negative",
                 )
         if self.speed[-1] == 0:
             raise InputError(

@@ -90,7 +90,7 @@ def _check_times(start_s: float, end_s: float) -> None:
         )
 
 
-# Assumed: devices send a heartbeat every 0.25 s; a device that misses four heartbeats in a row counts as gone.
+# Assumption: devices send a heartbeat every 0.25 s; a device that misses four heartbeats in a row counts as gone.
 HEARTBEAT_S = 0.25
 MISSED_HEARTBEATS = 4
 

@@ -35,7 +35,7 @@ from traces.common.errors import InputError, unknown_name
 # were not measured: the share of tf32, which runs on the same tensor cores.
 COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType({"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46})
 
-# Share of the memory bandwidth that elementwise kernels reach. Assumed: measured times determine only the ratio
+# Share of the memory bandwidth that elementwise kernels reach. Assumption: measured times determine only the ratio
 # ACTIVATION_PASSES / MEMORY_EFFICIENCY.
 MEMORY_EFFICIENCY = 0.8
 

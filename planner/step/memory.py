@@ -41,8 +41,8 @@ class MemoryUse:
 def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = None) -> MemoryUse:
     """Return the bytes that each action of a step allocates and frees; ``effects`` replace the scenario's effects.
 
-    Assumed: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et al.,
-    Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units).
+    Assumption: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et
+    al., Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units).
     """
     effects = effects or scenario.effects.memory
     step = compile_step(plan.without_overlap, scenario)

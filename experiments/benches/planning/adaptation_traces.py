@@ -2,13 +2,13 @@
 
 The folder that ``ROPEBRIDGE_TRACES`` names can hold these recorded data:
 
-- ``wanify``: repeated measurements of the rates between eight AWS regions, numbered but without times. Assumed:
+- ``wanify``: repeated measurements of the rates between eight AWS regions, numbered but without times. Assumption:
   `WANIFY_INTERVAL_S` from one number to the next. Of the pairs of regions with at least `LEAST_MEASURED` measurements,
   sorted by name, every `EVERY`-th is used; the second link has the pair's other direction.
 - ``fcc``: rates of fixed broadband in the United States. Of the files, sorted by name, every `EVERY`-th is used; the
   second link has the next file. Files are shorter than an hour and start again.
 - ``netlatency``: round trips between end devices in Seattle. Every ``EVERY ** 2``-th pair of devices is used, on links
-  with their nominal rates; the second link has the next pair. Assumed: `SEATTLE_INTERVAL_S`, 3 hours in 688 slices.
+  with their nominal rates; the second link has the next pair. Assumption: `SEATTLE_INTERVAL_S`, 3 hours in 688 slices.
 """
 
 import csv

@@ -17,7 +17,7 @@ from planner.scenario.training import Optimizer, Training
 
 ZONE = "us-central1-a"
 
-# Assumed: number of GPUs of a node. The published measurements have nodes of 1, 2 and 4 GPUs.
+# Assumption: number of GPUs of a node. The published measurements have nodes of 1, 2 and 4 GPUs.
 NODE_GPUS = 4
 
 GLOBAL_BATCH = 1024
@@ -25,7 +25,7 @@ GLOBAL_BATCH = 1024
 # The regions take these GPU kinds in turn.
 WIDE_KINDS = ("a100-40", "v100-16", "rtx-3090", "titan-rtx")
 WIDE_REGIONS, WIDE_HOSTS, WIDE_HOST_GPUS = 16, 8, 8
-# Assumed: 200 Gbit/s inside a host (PCIe 4.0), 25 Gbit/s for a host's interface, and a fabric that never limits.
+# Assumption: 200 Gbit/s inside a host (PCIe 4.0), 25 Gbit/s for a host's interface, and a fabric that never limits.
 INSIDE_HOST_BPS, INTERFACE_BPS = 200e9, 25e9
 WIDE_BPS = (0.1e9, 1e9)
 WIDE_LATENCY_S = (0.010, 0.100)

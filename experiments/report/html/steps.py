@@ -1,4 +1,4 @@
-"""Draws the step times and the losses of all runs, a panel each."""
+"""Draws two panels: the step times of all runs, and the losses of all runs."""
 
 from collections.abc import Sequence
 

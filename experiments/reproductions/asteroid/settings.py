@@ -1,7 +1,7 @@
 """The scenarios of Asteroid's reproduction: Jetson boards on a LAN, and four models to train there.
 
-From the paper: the kinds of boards, 100 Mbit/s, the four models. Assumed: the number of boards of each kind; a latency
-of 0.5 ms one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from
+From the paper: the kinds of boards, 100 Mbit/s, the four models. Assumption: the number of boards of each kind; a
+latency of 0.5 ms one way; a switch that never limits; 1 GiB of each board's memory for system and framework; times from
 datasheets (`planner.scenario.roofline`); images of 32 x 32 pixels and 10 classes (CIFAR-10) for EfficientNet-B1 and
 MobileNetV2, of 224 x 224 and 100 classes (Mini-ImageNet) for ResNet-50, 128 tokens for BERT-small; SGD with momentum,
 AdamW for BERT-small; global batches of 32 and of 256.

@@ -27,19 +27,19 @@ from planner.systems.cannikin.step_model import NO_SUMS, NodeSpeed
 from planner.systems.cannikin.strategy import adaptdl, data_parallel_plan, lb_bsp, update_s
 from sim.simulator import Simulator
 
-# Maps a cluster to its machines, each with the kind and the number of its GPUs. Assumed: workstations of one GPU in A;
-# in B one machine of four A100, one of four V100, and eight machines of one RTX 6000.
+# Maps a cluster to its machines, each with the kind and the number of its GPUs. Assumption: workstations of one GPU in
+# A; in B one machine of four A100, one of four V100, and eight machines of one RTX 6000.
 MACHINES: Mapping[str, Sequence[tuple[str, int]]] = {
     "A": (("a5000", 1), ("a4000", 1), ("p4000", 1)),
     "B": (("a100-40", 4), ("v100-16", 4), *((("rtx-6000", 1),) * 8)),
 }
 
-# Assumed: a LAN that never limits, and PCI Express inside machines.
+# Assumption: a LAN that never limits, and PCI Express inside machines.
 LAN_LATENCY_S = 50e-6
 INSIDE_BPS = 100e9
 INSIDE_LATENCY_S = 10e-6
 
-# Assumed: TF32 on GPUs that have it, the default of PyTorch's convolutions; 32 bits everywhere else.
+# Assumption: TF32 on GPUs that have it, the default of PyTorch's convolutions; 32 bits everywhere else.
 PRECISION = "tf32"
 
 
@@ -148,7 +148,7 @@ class LearnedModel:
         return plan, batch_time_s(own, known, NO_SUMS) + sums.overlapped_s + sums.last_s
 
 
-# Assumed: the number of parts of a run, and the largest batch in multiples of the first one.
+# Assumption: the number of parts of a run, and the largest batch in multiples of the first one.
 EPOCHS = 100
 LARGEST_BATCH = 32
 

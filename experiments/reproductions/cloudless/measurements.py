@@ -140,7 +140,7 @@ def _speedup(run: Metrics, before: Metrics) -> float:
 TRAINED_STEPS = 1000
 
 # Bound on the staleness, steps. Here exchanges take ten times as long as steps; without a bound training would end
-# before the first exchange arrives. Assumed: as many steps as there are between exchanges.
+# before the first exchange arrives. Assumption: as many steps as there are between exchanges.
 BOUND = 4
 
 METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}

@@ -1,9 +1,9 @@
 """The scenarios of DeepCEE's reproduction, and the throughput of its baselines.
 
 From the paper: regions of the kinds cloud, edge and end, with fast links inside and slow, unstable links between them.
-Assumed: all devices, models and batches below; 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms between
-regions. Times are those of the roofline (`planner.scenario.roofline`) for 32-bit tensors, multiplied in TF32 on GPUs
-that have it.
+Assumption: all devices, models and batches below; 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms
+between regions. Times are those of the roofline (`planner.scenario.roofline`) for 32-bit tensors, multiplied in TF32
+on GPUs that have it.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ from planner.files.importers import read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
-# Share of the forward in a layer's total time. Assumed: forward, input and weight gradient take equal times.
+# Share of the forward in a layer's total time. Assumption: forward, input and weight gradient take equal times.
 FORWARD_SHARE = 1 / 3
 
 _NAME = re.compile(r"DeviceType\.(?P<kind>\w+?)_tp(?P<degree>[1-9]\d*)_bs(?P<samples>[1-9]\d*)\.json")

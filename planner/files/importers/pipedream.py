@@ -47,8 +47,8 @@ def read_pipedream(path: Path, samples: int, kind: str, name: str) -> ModelProfi
 
     ``samples`` is the size of the minibatch and ``kind`` the device kind with which the model was measured; ``name``
     becomes the model's name. The output of a layer includes the outputs of earlier layers that later layers use,
-    because a stage must forward them. A layer saves its own output. Assumed: half of a backward is the input gradient;
-    all of the backward for a layer without parameters; nothing if no earlier layer has parameters.
+    because a stage must forward them. A layer saves its own output. Assumption: half of a backward is the input
+    gradient; all of the backward for a layer without parameters; nothing if no earlier layer has parameters.
 
     Raises:
         InputError: The file is missing or malformed, or its graph has a cycle.

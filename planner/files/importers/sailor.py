@@ -78,7 +78,7 @@ def profiled_models(times_path: Path) -> list[str]:
 def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelProfile:
     """Return the profile of one model from the two files, including the profiles of its tensor-parallel shards.
 
-    Assumed: half of a backward is the input gradient and half the weight gradient; for the embedding, which has no
+    Assumption: half of a backward is the input gradient and half the weight gradient; for the embedding, which has no
     input gradient, the whole backward is the weight gradient. A time that is longer than the time for more samples is
     lowered to the latter, because the device was not warm yet.
 

@@ -8,9 +8,9 @@ shifted, so that the work of each stage is in proportion to its group's capacity
 stages only. The state of lost layers is restored from a backup (`planner.adapt.migration`), and the interrupted round
 is repeated.
 
-Assumed: the work of a layer is its mean time over the devices, in place of its number of operations; the capacity of a
-group is the sum of its devices' speeds on the whole model; depths follow Asteroid's rule, and are smaller where memory
-requires it; boundaries that do not fit into memory are replaced by the nearest ones that do.
+Assumption: the work of a layer is its mean time over the devices, in place of its number of operations; the capacity
+of a group is the sum of its devices' speeds on the whole model; depths follow Asteroid's rule, and are smaller where
+memory requires it; boundaries that do not fit into memory are replaced by the nearest ones that do.
 
 Our addition: with slow links, good plans do not divide the work in proportion to capacity. A second candidate therefore
 keeps the boundaries, except that the layers of a lost stage are divided between its neighbours. The candidate with the
@@ -228,7 +228,7 @@ def full_redistribution(
 ) -> tuple[Migration, Migration]:
     """Return the transfers of heavy rescheduling: those that gather the model, and those that distribute it.
 
-    Assumed: the model is gathered on the first device of the new plan, which receives only the layers that it lacks.
+    Assumption: the model is gathered on the first device of the new plan, which receives only the layers that it lacks.
     Every other device then receives all of its layers, even those that it held before.
 
     Args:

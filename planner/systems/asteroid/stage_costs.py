@@ -8,7 +8,7 @@ samples over the devices d of a group in two phases:
 2. Since times are not linear in samples, single samples move from the slowest device to the device with free memory
    that would finish one more sample first, as long as this makes the slowest device faster.
 
-Assumed: shares are rounded down; if all are zero, one sample goes to the device that would finish it first.
+Assumption: shares are rounded down; if all are zero, one sample goes to the device that would finish it first.
 """
 
 from collections.abc import Sequence

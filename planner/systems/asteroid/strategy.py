@@ -14,8 +14,8 @@ not end with it. Our search is exact: of splits with the same rates from all rem
 keeps every one that is not worse than another in both terms of the round latency, V and U. Splits slower than a
 complete pipeline already found are dropped, since more stages never shorten a round.
 
-Assumed: devices with equal memory stay in the cluster's order; a device to which Algorithm 1 gives no samples is left
-out of its group; the size of microbatches, an input in the paper, is the scenario's.
+Assumption: devices with equal memory stay in the cluster's order; a device to which Algorithm 1 gives no samples is
+left out of its group; the size of microbatches, an input in the paper, is the scenario's.
 
 ``asteroid-duplex`` is our variant, with the round latency corrected for full-duplex links.
 """
@@ -119,7 +119,7 @@ def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, ru
 def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, rules: HybridRules) -> Pipeline | None:
     """Return the pipeline with the least round latency for a batch of ``batch`` samples, or None if none fits.
 
-    Assumed: microbatches are those of `even_microbatches`, halved until some split fits into memory.
+    Assumption: microbatches are those of `even_microbatches`, halved until some split fits into memory.
     """
     for microbatches in _microbatch_sizes(scenario, batch, len(devices)):
         split = best_split(scenario, devices, max(microbatches), len(microbatches), rules)

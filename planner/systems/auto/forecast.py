@@ -23,8 +23,9 @@ FIRST_DWELL_S = 600.0
 # Total duration of the last steps whose samples of a link are kept, seconds.
 MEMORY_S = 900.0
 
-# Parameters of the Page-Hinkley test on log(rate). Assumed: changes by a factor of two are worth finding, so the slack
-# is half of log(2). After such a change, the threshold is reached in 20 steps; bursts of a few seconds do not reach it.
+# Parameters of the Page-Hinkley test on log(rate). Assumption: changes by a factor of two are worth finding, so the
+# slack is half of log(2). After such a change, the threshold is reached in 20 steps; bursts of a few seconds do not
+# reach it.
 SLACK = math.log(2) / 2
 THRESHOLD = 20 * (math.log(2) - SLACK)
 

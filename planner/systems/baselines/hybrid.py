@@ -7,13 +7,13 @@ recursion of its own.
 
 DAPPLE (Fan et al., PPoPP 2021) makes one pipeline of groups and plans as if all devices were equal. The rules follow
 the Asteroid paper's description, as other publications give it: each layer's time is its mean over all devices, the
-replicas of a group take equal shares, and depths are P - p. Assumed: devices keep the cluster's order, shares are equal
-as far as memory allows, and the rest is as in Asteroid.
+replicas of a group take equal shares, and depths are P - p. Assumption: devices keep the cluster's order, shares are
+equal as far as memory allows, and the rest is as in Asteroid.
 
 HetPipe (Park et al., USENIX ATC 2020) trains with data parallelism over virtual workers. Each virtual worker is a
 pipeline over unlike devices, and all are about equally fast. Devices, sorted from fastest to slowest, are dealt to
 workers 1 to n, the next n devices to workers n to 1, and so on. The original exchanges updates through parameter
-servers with bounded staleness; here gradients are summed in every step, as in other plans. Assumed:
+servers with bounded staleness; here gradients are summed in every step, as in other plans. Assumption:
 
 - Every worker takes an equal part of the batch.
 - The devices of a worker are sorted by memory, hold one stage each, and have depths P - p.

@@ -7,8 +7,8 @@ None of them considers the speeds of devices and links. Devices are taken in the
   accumulation).
 - ``megatron`` makes equal pipelines. The number of stages is the largest that divides the number of devices and is at
   most the number of layers.
-- ``gpipe`` (Huang et al., NeurIPS 2019) makes one pipeline. Assumed: devices beyond the number of layers stay idle.
-- ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024) makes one pipeline. Assumed: with more
+- ``gpipe`` (Huang et al., NeurIPS 2019) makes one pipeline. Assumption: devices beyond the number of layers stay idle.
+- ``zb-h1-equal`` (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024) makes one pipeline. Assumption: with more
   devices than layers, neighbouring devices share a stage as equal replicas.
 """
 

@@ -6,8 +6,8 @@ the observed steps (`planner.systems.cannikin.speed_learning`). It changes to th
 batch never changes. Every device keeps at least one sample of each microbatch, since the policy does not change which
 devices hold the model.
 
-Assumed: an observation has only one compute time per device. The profile gives the share of this time that is backward,
-and the share of backward after which the first bucket is ready.
+Assumption: an observation has only one compute time per device. The profile gives the share of this time that is
+backward, and the share of backward after which the first bucket is ready.
 """
 
 from collections.abc import Sequence

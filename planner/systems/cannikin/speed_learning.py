@@ -6,9 +6,9 @@ the first bucket is ready is a mean over the devices, weighted by the inverse of
 sums is the shortest that any device measured, since devices that are ready early also measure the wait for the last
 device.
 
-Assumed: if a device's time deviates from its line by more than a share of `CHANGED`, the whole device has become faster
-or slower, and its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that old rates of the
-network are forgotten.
+Assumption: if a device's time deviates from its line by more than a share of `CHANGED`, the whole device has become
+faster or slower, and its older points are scaled. Sums are learned from the last `WINDOW` steps only, so that old
+rates of the network are forgotten.
 """
 
 from collections import defaultdict, deque

@@ -5,7 +5,7 @@
 - ``adaptdl`` (Pollux, OSDI'21) treats all devices as equal. The original raises the batch as the gradient gets noisier;
   a plan keeps the scenario's batch, so only reproductions do this (`planner.systems.cannikin.goodput`).
 
-Assumed: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
+Assumption: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,8 @@ Pipelines that exchange updates without a barrier have no point between two step
 removed. For such plans only the division of samples changes: between devices of a region and, if data are everywhere,
 between regions.
 
-Assumed: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, but not when it is repeated.
+Assumption: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, but not when it is
+repeated.
 """
 
 from dataclasses import replace

@@ -40,9 +40,9 @@ def region_offers(
     """Return each region's part of a step's samples and the devices that the region may rent.
 
     The part of a region is in proportion to its data or, if data are everywhere, to the speed of all its devices.
-    Assumed: the speed of a device is the profiled one for an even share of the batch. Left out are devices that cannot
-    hold the model and regions without data. If the batch has fewer samples than there are regions, regions with the
-    smallest parts are left out too.
+    Assumption: the speed of a device is the profiled one for an even share of the batch. Left out are devices that
+    cannot hold the model and regions without data. If the batch has fewer samples than there are regions, regions with
+    the smallest parts are left out too.
 
     Args:
         scenario: Scenario that gives devices, data and batch.
@@ -73,7 +73,7 @@ def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: S
 
     Parts are rounded to whole samples here, not in the schedule, which would rent a device for a fraction of a sample.
     A part is divided into the fewest equal microbatches that fit into memory. Regions exchange updates by ASGD-GA
-    (asynchronous SGD with gradient accumulation). Assumed: the number of steps between two exchanges is the least of
+    (asynchronous SGD with gradient accumulation). Assumption: the number of steps between two exchanges is the least of
     `EXCHANGE_STEPS` with which an exchange ends before the next one begins, or else the largest. A single region sums
     its gradients in every step instead.
 
@@ -96,7 +96,7 @@ def regional_plan(scenario: Scenario, strategy: str, offers: Offers, schedule: S
 def with_exchanges(plan: Plan, method: str, interval_steps: int) -> Plan:
     """Return the plan with exchanges of updates by ``method`` every ``interval_steps`` steps.
 
-    Assumed: the staleness bound is as many steps, so that an exchange may overlap with the next steps.
+    Assumption: the staleness bound is as many steps, so that an exchange may overlap with the next steps.
     """
     return replace(
         plan, synchronisation=Synchronisation(method, interval_steps=interval_steps, staleness_bound=interval_steps)

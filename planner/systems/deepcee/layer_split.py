@@ -7,9 +7,10 @@ time of a step, the objective, is::
 
     R_0 + max( over stages s of (M - 1) * C_s + sync_s, over links of (M - 1) * X )
 
-In DeepCEE's terms, T_warm + M * T_max + T_cool + T_sync, R_0 is T_warm + T_cool and one microbatch. Assumed: a gradient
-sum delays only its own stage. The memory of stage s, counted from 0 of P, must hold K_s = max(P - s, ceil(R_s / T_max))
-microbatches, where R_s is the round trip from stage s to the last, unless the caller asks for fewer (`Depth`).
+In DeepCEE's terms, T_warm + M * T_max + T_cool + T_sync, R_0 is T_warm + T_cool and one microbatch. Assumption: a
+gradient sum delays only its own stage. The memory of stage s, counted from 0 of P, must hold K_s = max(P - s, ceil(R_s
+/ T_max)) microbatches, where R_s is the round trip from stage s to the last, unless the caller asks for fewer
+(`Depth`).
 
 The search fixes an upper bound on the second term. The shortest R_s then follow from the last stage to the first by
 dynamic programming; this is exact, because the shortest R_s also needs the least memory. A larger bound may allow a

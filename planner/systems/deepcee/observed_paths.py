@@ -18,7 +18,7 @@ from planner.step.compile import planned_compute_s
 # Weight of the newest observation: two observations after a sudden change, the mean is within 10 % of the new value.
 NEWEST_WEIGHT = 0.7
 
-# Weight of the declared values in each step in which a path is unused. Assumed: a deviation halves in 35 steps.
+# Weight of the declared values in each step in which a path is unused. Assumption: a deviation halves in 35 steps.
 FORGETTING_WEIGHT = 0.02
 
 

@@ -148,7 +148,7 @@ def boundary_costs(
     count, layers = len(options), len(scenario.model.layers)
     busy_s, delivery_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
     width = np.array([option.width for option in options])
-    # Assumed: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
+    # Assumption: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
     places: dict[DeviceClass, list[int]] = {}

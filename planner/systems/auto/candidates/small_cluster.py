@@ -158,7 +158,7 @@ def _pairs(found: _Found, devices: Sequence[Device], scenario: Scenario) -> list
 def _best_of_sets(found: _Found, samples: int, most: int) -> dict[int, list[_Timed]]:
     """Return the ``most`` fastest pipelines of each device set for steps of ``samples`` samples, fastest first.
 
-    Assumed: if microbatches become smaller than those for which a pipeline was found, the time of a step shrinks in
+    Assumption: if microbatches become smaller than those for which a pipeline was found, the time of a step shrinks in
     proportion.
     """
     by_set: dict[int, list[_Timed]] = {}
