@@ -15,6 +15,12 @@ from tests.helpers.processes.warm_agents import WarmAgents
 _FEW_EXAMPLES = 20
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start three workers for two cores: many tests wait for processes and messages."""
+    return len(os.sched_getaffinity(0)) * 3 // 2
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Have one worker run all timed tests, so that the others wait for them once; xdist reads the groups after this."""
     if is_timed(item):

@@ -73,7 +73,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     record = ["traces", "record", RESPONDER, "-o", str(folder / "link.csv"), "--every", "1 s", "--duration", "12 s"]
     stepped = read_step(folder)
     pairs = {
-        "steady": LinkedHosts(STEADY_BPS, STEADY_S, [[*profile, "-o", str(folder / "cluster.yaml")]]),
+        "steady": LinkedHosts(STEADY_BPS, STEADY_S, [[*profile, "--traffic", "100 MB", "-o", str(folder / "cluster.yaml")]]),
         "window": LinkedHosts(WINDOW_LINK_BPS, WINDOW_S, [[*profile, "--traffic", "80 MB"]], wmem_bytes=BUFFER_BYTES),
         "stepped": LinkedHosts(50e6, 0.01, [record], trace=stepped),
     }
