@@ -136,7 +136,7 @@ def profile_network(config: NetworkConfig, as_json: bool, tell: Callable[[str], 
     bursts = 2 * len(connections)
     if not 0 < config.traffic_bytes // bursts <= MOST_BYTES:
         problem = f"{config.traffic_bytes} bytes in {bursts} bursts cannot be measured"
-        raise InputError(problem, where="--traffic", valid=f"give at most {MOST_BYTES} bytes a burst, such as '2 GB'")
+        raise InputError(problem, where="--traffic", valid=f"give 1 to {MOST_BYTES} bytes a burst, such as '2 GB'")
     if config.output is not None:
         check_cluster_file(config.output, names)
     await_listener(address)

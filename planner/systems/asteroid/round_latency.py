@@ -156,7 +156,7 @@ def _devices(stage: Stage) -> tuple[str, ...]:
     return tuple(replica.device for replica in stage.replicas)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def transfer_step(
     scenario: Scenario, boundary: int, samples: int, senders: tuple[str, ...], receivers: tuple[str, ...]
 ) -> RoundStep:
@@ -185,7 +185,7 @@ def group_sync_s(scenario: Scenario, first_layer: int, end_layer: int, devices: 
     return 2 * (len(devices) - 1) / len(devices) * bits / least_rate_bps(scenario, devices, devices)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def least_rate_bps(scenario: Scenario, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
     """Return the rate of the slowest path from a sender to a different receiver, bits per second."""
     return min(nominal_path(scenario, a, b).rate_bps for a in senders for b in receivers if a != b)

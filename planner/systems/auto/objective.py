@@ -13,6 +13,7 @@ from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan, representatives
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contended_paths, step_time_s
+from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")
 
@@ -33,11 +34,23 @@ class Objective:
         budget_per_hour: Upper limit of the plan's price, above zero, US dollars per hour; None for no limit.
         samples_per_s: Lower limit of the throughput, above zero, samples per second; None for no limit. For a deadline,
             give the samples to train divided by the seconds that are left.
+
+    Raises:
+        InputError: The name is unknown, or a limit is not above zero.
     """
 
     name: str = "throughput"
     budget_per_hour: float | None = None
     samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in OBJECTIVES:
+            valid = f"one of {', '.join(OBJECTIVES)}"
+            raise InputError(f"unknown objective '{self.name}'", where="objective", valid=valid)
+        for name in ("budget_per_hour", "samples_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
 
     def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
         """Return the quantity to minimise, in seconds or US dollars per step; infinity if the plan breaks a limit."""

@@ -89,11 +89,11 @@ class AutoPolicy:
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
+        if plan.synchronisation.method != "allreduce":
+            return None
         if self._before is None:
             self.portfolio.add(plan)
         away = frozenset({*observation.gone, *observation.away})
-        if plan.synchronisation.method != "allreduce":
-            return None
         if away.intersection(plan.devices):
             self._incumbent = None
             return self._without(away)

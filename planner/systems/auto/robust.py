@@ -59,7 +59,12 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
 
 
 def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:
-    """Return a function from a plan to the step time (seconds) that at most a share ``quantile`` of windows exceeds."""
+    """Return a function from a plan to the step time (seconds) that at most a share ``quantile`` of windows exceeds.
+
+    Raises:
+        InputError: ``quantile`` is below 0, or not below 1.
+    """
+    check_quantile(quantile)
     windows = [in_window(scenario, *window) for window in trace_windows(scenario, window_s)]
 
     def step_s(plan: Plan) -> float:

@@ -17,10 +17,18 @@ def own_depth(problem: SchedulingProblem, factor: int) -> SchedulingProblem:
     return replace(problem, in_flight=tuple(depths))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+# Stages, microbatches, depth and seed: searches of large problems take seconds.
+SIZES = [
+    (4, 8, 4, 0),
+    pytest.param((6, 10, 5, 0), marks=pytest.mark.slow),
+    pytest.param((6, 10, 5, 1), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_never_later_than_1f1b_and_zb_h1_in_the_same_memory(name: str, seed: int) -> None:
-    problem = family(name, 6, 10, 5, seed)
+def test_never_later_than_1f1b_and_zb_h1_in_the_same_memory(name: str, size: tuple[int, int, int, int]) -> None:
+    problem = family(name, *size)
     simple = [finish_s(problem, SCHEDULES["1f1b"](own_depth(problem, factor))) for factor in (1, 2)]
     simple += [finish_s(problem, SCHEDULES[each](problem)) for each in ("zb-h1", "zb-h2")]
     for each in ("compact-zb", "portfolio"):

@@ -185,3 +185,10 @@ def test_a_rate_is_kept_or_refused() -> None:
     assert scenario.training.global_batch / step_time_s(kept, scenario) >= 0.9 * most
     with pytest.raises(InputError, match="no plan keeps within the limits of the objective"):
         plan_for(scenario, Objective("cost", samples_per_s=2 * most))
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(InputError, match="unknown objective 'joy'"):
+        Objective("joy")
+    with pytest.raises(InputError, match="budget_per_hour is 0"):
+        Objective(budget_per_hour=0.0)
