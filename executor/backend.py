@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from executor.control import node_agent
@@ -89,6 +90,9 @@ class TorchBackend:
                 the model does not match its profile.
             RunError: A process failed; the message names the process and the cause.
         """
+        # The launcher of a paced run does not load torch, but its ranks do.
+        if find_spec("torch") is None:
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
         emulator = choose_emulator(self.emulator, self.tell)
         check_plan(plan, scenario)
         recovers, checkpoints = self.backup_every > 0, self.checkpoints

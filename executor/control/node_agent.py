@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -113,6 +114,7 @@ class NodeAgent:
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(self._count),
+            "LOCAL_RANK": str(self._own.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(self._own)),
             INCARNATION: str(incarnation),
         }
@@ -167,15 +169,31 @@ class NodeAgent:
         self._probes.clear()
 
 
-def load_rank(module: str, job: JobFolder) -> RankFunction:
-    """Import the module that the ranks of a job run, once for all ranks, and return its function ``main``."""
-    loaded = importlib.import_module(module)
-    if module == WORKER:
-        loaded.preload(job)
-    # A garbage collection would write to, and so copy, the memory that the forked processes share.
+def load_rank(module: str, job: JobFolder, channel: Channel, host: str) -> RankFunction | None:
+    """Return the function that each rank of the job runs, with all that ranks need already loaded.
+
+    Loading torch takes seconds, which the ranks that are forked afterwards do not need. If the loading fails, the
+    result is None, and the head gets the reason, with the name of the ``host``.
+    """
+    try:
+        loaded = importlib.import_module(module)
+        if module == WORKER:
+            loaded.preload(job)
+        run_rank: RankFunction = loaded.main
+    except Exception as error:
+        traceback.print_exc()
+        channel.send("failed", reason=f"{host} cannot load what its ranks run: {type(error).__name__}: {error}")
+        return None
+    # The collector would write into the memory that the forked processes share.
     gc.freeze()
-    run_rank: RankFunction = loaded.main
     return run_rank
+
+
+def _answer_to_failure(channel: Channel) -> Message | None:
+    """Wait until the head ends the job after a message ``failed``; return its message, or None if it has closed."""
+    while (said := channel.receive()) is not None and said["kind"] != "over":
+        pass
+    return said
 
 
 def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
@@ -210,9 +228,12 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
             said = channel.receive()
             if said is not None and said["kind"] == "welcome":
                 job.write_documents(said["documents"], code, checkpoints)
-                count = sum(len(each.ranks) for each in hosts.parts)
-                agent = NodeAgent(job, load_rank(WORKER, job), part.ranks, count, variables)
-                said = agent.serve(channel, replaces=said["replaces"])
+                count, run_rank = sum(len(each.ranks) for each in hosts.parts), load_rank(WORKER, job, channel, name)
+                if run_rank is not None:
+                    agent = NodeAgent(job, run_rank, part.ranks, count, variables)
+                    said = agent.serve(channel, replaces=said["replaces"])
+                else:
+                    said = _answer_to_failure(channel)
                 until_s = time.monotonic() + hosts.arrival_s
             channel.close()
         if said is not None and said["kind"] == "over":
@@ -280,7 +301,10 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
         # Meanwhile the launcher starts its server.
-        run_rank = load_rank(module, job)
+        run_rank = load_rank(module, job, channel, "this host")
+        if run_rank is None:
+            _answer_to_failure(channel)
+            return
         said = channel.receive()
         if said is None or said["kind"] != "welcome":
             return

@@ -107,9 +107,11 @@ class ForkedProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process is known to have ended."""
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        """Send a signal, unless the process has ended."""
+        # Another thread may have waited for its end, and not have set the exit status yet.
+        with suppress(ProcessLookupError):
+            if self.returncode is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""

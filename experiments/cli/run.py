@@ -1,5 +1,6 @@
 """The verbs that run for real: `run` on this machine; `deploy`, `host`, `status`, `logs` and `stop` on others."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -121,6 +122,8 @@ def host(
     resume: ResumeOption = False,
 ) -> None:
     """Run one host's part of a job that was deployed. Example: ropebridge host job-1/job cloud-1."""
+    # Read when numpy is loaded: the ranks, which are forked from this process, share its cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from experiments.verbs.hosts import host as verb
 
     say(verb(job, name, head or None, resume, tell))

@@ -13,6 +13,6 @@
 {% else %}
 {# The rendezvous is a file: torchrun's own would listen on every interface, for nobody. #}
 rm -f job/rendezvous
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file --rdzv-endpoint=job/rendezvous --nnodes=1 --nproc-per-node=1 -m executor.deploy.torchrun job {{ part.name | quote }}
+OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file --rdzv-endpoint=job/rendezvous --nnodes=1 --nproc-per-node=1 -m executor.deploy.torchrun job {{ part.name | quote }}
 {% endif %}
 {% endfor %}
