@@ -1,4 +1,6 @@
-"""The control server of a job: a thread of the launcher, to which the agents of all hosts and all ranks connect.
+"""The control server of a job, called the head: a thread of the launcher, to which all agents and ranks connect.
+
+A session is a part of a run in which the same ranks train; it ends when ranks are lost or others join.
 
 A message is a line with a JSON object; ``kind`` names its type, and with ``payload_bytes`` that many bytes follow the
 line. After the authentication of executor/core/control_channel.py the client sends ``hello``: an agent with its
@@ -18,11 +20,11 @@ agent → head ``failed``: reason, one sentence                                 
 rank → head  ``agree``: a topic, the rank's statement on the topic                   the rank prepares for training
 head → rank  ``agreed``: the topic, an error or null, the head's clock               all ranks have sent ``agree``
 rank → head  ``store``: a key and a value, which the head sends to all ranks         gloo connects the ranks
-rank → head  ``clock``; the answer has the same kind                                 every few seconds, on other hosts
+rank → head  ``clock``; the answer has the same kind                                 every few seconds, from other hosts
 rank → head  ``ready``                                                               the rank can join a session
 head → rank  ``begin``: a `SessionSpec`                                              all ranks of the session are ready
 rank → head  ``origin``: second 0 of the run                                         the ranks have agreed on second 0
-rank → head  ``step``: rows, loss, newest complete copies                            the sends of a step have departed
+rank → head  ``step``: event rows, loss, newest step with copies of its layers       the sends of a step have departed
 head → rank  ``plan``: the plan of a later step                                      all ranks have published a step
 rank → head  ``trouble``                                                             a connection to a peer is lost
 head → rank  ``ended``: the session is over                                          ranks are lost, or others join

@@ -59,7 +59,7 @@ def measure_messages(peer: Peer, sizes_bytes: Sequence[int], repeats: Sequence[i
         answer = peer.answer(_MEASURING_S + _START_S)
         found = next_message(_START_S)
     if "times" not in found or answer.get("served") is not True:
-        raise RunError("gloo's messages: one of the two processes ended without a result")
+        raise RunError("gloo's messages cannot be measured: one of the two processes ended without a result")
     times = found["times"]
     # Of the fastest size, since the first messages of a process can take longer than larger ones later.
     one_way_s = min(interval_of(taken).median for taken in times["posted_s"])

@@ -50,7 +50,10 @@ class Arrivals:
         return [float((later - earlier) / (edges_s[1] - edges_s[0])) for earlier, later in pairwise(bits)]
 
     def last_half_bps(self) -> float | None:
-        """Return the second half's payload rate, bit/s: 0 if no bytes arrived, None if all arrived at once."""
+        """Return the payload rate of the second half of the bytes, bit/s; None if that half arrived all at once.
+
+        The rate is 0 if no bytes arrived.
+        """
         if not self.size_bytes:
             return 0.0
         half_s = self._time_of(self.size_bytes / 2)
