@@ -61,6 +61,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[executor,solve,dev]'
+	@# Otherwise every process of the tests compiles what it calls.
+	$(BIN)/python -m experiments.tools.compile_kernels
 	touch $(INSTALLED)
 
 # The constraints are for machines without a GPU; a torch that the machine has already is used if it is new enough.
