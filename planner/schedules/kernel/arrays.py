@@ -94,7 +94,8 @@ def tables_of(problem: SchedulingProblem) -> Tables:
         np.concatenate([[0], np.cumsum(counts)]),
         channel,
         channels,
-        duration_s,
+        # Always of one type and order: another one would be compiled again.
+        np.ascontiguousarray(duration_s, dtype=np.float64),
         np.bincount(worker, duration_s[:2].sum(axis=(0, 2)), problem.worker_count).astype(np.float64),
         transmission_s,
         latency_s,
