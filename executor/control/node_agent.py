@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from executor.core.clock import create_origin
 from executor.core.control_channel import AGENT, HEAD_ADDRESS, Channel, Message, listen, reach_head, write_key
 from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
@@ -222,7 +221,6 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
         with tempfile.TemporaryDirectory(prefix="ropebridge-", ignore_cleanup_errors=True) as folder:
             job = JobFolder(Path(folder))
             write_key(job.key, hosts.key)
-            create_origin(job.origin)
             variables = {**environment(part.interface), **head_address(address, hosts.silence_s)}
             channel.send("hello", host=name)
             said = channel.receive()
@@ -295,7 +293,7 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
                 "'address' or 'port' in hosts.yaml, or end the process that uses the port"
             )
             channel.send("failed", reason=reason)
-            channel.receive()
+            _answer_to_failure(channel)
             return
         with listening:
             address = listening.getsockname()[:2]

@@ -28,10 +28,9 @@ from planner.scenario.scenario import Scenario
 
 def layers_of(plan: Plan, device: str) -> frozenset[int]:
     """Return the layers that a device trains under a plan."""
-    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
     return frozenset(
         layer
-        for stage in stages
+        for stage in plan.stages
         if any(device in replica.devices for replica in stage.replicas)
         for layer in stage.layers
     )

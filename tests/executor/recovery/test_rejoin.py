@@ -4,7 +4,9 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from tests.helpers.processes.training import assert_trained, chain, hybrid_plan,
 # Their processes need seconds to start, and a step takes some 60 ms.
 STEPS = 200
 LATENCY_S = 0.015
+# Longer than the two steps until a decision takes effect, shorter than a stopped process is let live.
+DELAY_S = 0.7
 
 
 class TakesUp:
@@ -61,6 +65,19 @@ def case(rank: int) -> tuple[Scenario, Plan, Plan]:
     # With a norm the update of a step is made when the next one begins.
     training = replace(scenario.training, clip_norm=0.5)
     return replace(scenario, cluster=replace(scenario.cluster, links=links), training=training), plan, rest
+
+
+def delay_next(beat: Path, lost: int) -> None:
+    """Stop the process that replaces a lost one for `DELAY_S`, before it can join a session."""
+    process = lost
+    while process == lost:
+        time.sleep(0.001)
+        # The agent removes the file of a lost process, and the next process writes its own.
+        with suppress(FileNotFoundError, ValueError):
+            process = int(beat.read_text())
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(DELAY_S)
+    os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, id="first"), pytest.param(2, id="replica")])
@@ -100,6 +117,7 @@ def test_who_is_lost_again_before_it_is_taken_up_is_gone_without(
             (job,) = tmp_path.glob("ropebridge-*")
             struck.append(int(beat_path(job, 3).read_text()))
             os.kill(struck[0], signal.SIGKILL)
+            threading.Thread(target=delay_next, args=(beat_path(job, 3), struck[0]), daemon=True).start()
 
     target = tmp_path / "parameters.safetensors"
     backend = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1)

@@ -86,14 +86,13 @@ class Agent:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if (status := self.poll()) is not None:
-            return status
-        with os.fdopen(os.pidfd_open(self.pid)) as end:
-            if not select.select([end], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("agent", timeout or 0.0)
-        _, status = os.waitpid(self.pid, 0)
-        self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+        if self.poll() is None:
+            with os.fdopen(os.pidfd_open(self.pid)) as end:
+                if not select.select([end], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired("agent", timeout or 0.0)
+        status = self.poll()
+        assert status is not None
+        return status
 
     def terminate(self) -> None:
         if self.poll() is None:
