@@ -24,7 +24,7 @@ class Timeouts:
         head_start_s: Time from the agreement on the start of the run to its second 0, besides the links' latency.
         connect_s: Time limit for gloo to connect the ranks of a session with each other.
         recv_s: Time limit for a message of a peer; long, since a link may be out for minutes.
-        abandon_s: Time limit for a thread that sends to a peer to end after the session; see `Connection.abandon`.
+        abandon_s: Time limit for a thread that sends to a peer to end after the session; see `Connection.close`.
         trouble_s: Time from a rank's report of a lost connection until all ranks connect anew, unless an agent reports
             the end of a process within this time.
         explanation_s: Time that the head waits, after a rank has lost a peer, for a report of the cause.

@@ -30,6 +30,7 @@ def sender(store: Path, is_over: "multiprocessing.synchronize.Event") -> None:
         time.sleep(0.01)
     begun_s = time.monotonic()
     connection.abandon()
+    connection.close()
     assert time.monotonic() - begun_s < 2 * timeouts().abandon_s + 1.0
     assert failures == []
     is_over.set()
