@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.network.connection import SendWindow
@@ -59,23 +59,16 @@ def test_what_was_opened_stays_open_and_halves_when_idle() -> None:
 
 
 @settings(max_examples=100)
-@given(
-    st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10**5)), min_size=1, max_size=5),
-    st.floats(1e4, 1e7),
-    st.floats(1e-3, 0.5),
-    st.floats(500, 1e5),
-    st.floats(1, 4),
-)
+@given(st.integers(1, 10**5), st.floats(1e4, 1e7), st.floats(1e-3, 0.5), st.floats(500, 1e5), st.floats(1.5, 4))
 def test_a_larger_first_window_never_takes_longer(
-    messages: list[tuple[float, int]], rate_bps: float, trip_s: float, initial_bytes: float, larger: float
+    size_bytes: int, rate_bps: float, trip_s: float, initial_bytes: float, larger: float
 ) -> None:
-    assume(larger > 1.5)
+    """With a first message; a later one may take longer, since a message that needs fewer rounds opens the window less.
 
-    def total_s(first_bytes: float) -> float:
-        window, clock_s = SendWindow(first_bytes, math.inf, trip_s, NEVER), 0.0
-        for pause_s, size_bytes in messages:
-            clock_s += pause_s + took_s(window, clock_s + pause_s, size_bytes, rate_bps)
-        return clock_s
-
-    pauses_s = sum(pause_s for pause_s, _ in messages)
-    assert total_s(initial_bytes * larger) - pauses_s <= (total_s(initial_bytes) - pauses_s) * (1 + FINE) + 1e-9
+    A window grows to at most twice the bytes in flight: 1,688 bytes at once open it less than 608 and 1,080 bytes do.
+    """
+    first_s, larger_s = (
+        took_s(SendWindow(window_bytes, math.inf, trip_s, NEVER), 0.0, size_bytes, rate_bps)
+        for window_bytes in (initial_bytes, initial_bytes * larger)
+    )
+    assert larger_s <= first_s * (1 + FINE) + 1e-9
