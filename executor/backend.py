@@ -12,10 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from executor.control import node_agent
+from executor.control.arrivals import with_arrivals
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
-from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, settling, total_losses
+from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, total_losses
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
@@ -105,7 +106,6 @@ class TorchBackend:
         if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
             self.tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        settle = settling(emulator, scenario.cluster, is_spread=self.hosts is not None)
         check = partial(check_decision, scenario=scenario, compute=self.compute, emulator=emulator, recovers=recovers)
         config = RunConfig(self.compute, steps, emulator, policy is not None, self.tcp, self.backup_every)
         is_watched = self.watch is not None
@@ -128,9 +128,7 @@ class TorchBackend:
             rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
             watch = self.watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
-            driver = PolicyDriver(
-                plan, config.first_step, names, adaptation, settle, check, rows, watch, self.tell, steps
-            )
+            driver = PolicyDriver(plan, config.first_step, names, adaptation, check, rows, watch, self.tell, steps)
             run_job(job, devices, driver if config.is_steered else None)
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
@@ -140,7 +138,7 @@ class TorchBackend:
                     shutil.copy(job.of_rank("resources", rank), self.resources)
             if rows is not None:
                 rows.close()
-            events = read_events(job.published) if rows is not None else settle(all_events(job, len(devices)))
+            events = read_events(job.published) if rows is not None else with_arrivals(all_events(job, len(devices)))
             losses = driver.losses if config.publishes else total_losses(job, len(devices))
             return RunRecord(
                 self.compute,

@@ -1,7 +1,6 @@
 """Checks that a real run supports a plan and a scenario, and a warning about links that are faster than the relay."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 
 from executor.core.job import ComputeMode, Emulator
@@ -11,7 +10,6 @@ from planner.check.paths import used_links
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, Replica
 from planner.scenario.cluster import Link
-from planner.scenario.effects import ComputeEffects
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
@@ -86,7 +84,7 @@ def check_supported(
     _check_synchronisation(plan)
     if compute == "real":
         check_groups(plan, scenario)
-    _check_effects(scenario)
+    _check_effects(scenario, compute)
     if emulator == "shaper":
         _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
@@ -170,11 +168,33 @@ def _check_synchronisation(plan: Plan) -> None:
                 raise _unsupported("averaging of the parameters of replicas", where, "give the stage one replica")
 
 
-def _check_effects(scenario: Scenario) -> None:
-    """Raise `InputError` for effects on compute, which only the simulator has."""
-    # The launch overhead of kernels is included in the plan's times.
-    if replace(scenario.effects.compute, launch_overhead_s=0.0) != ComputeEffects():
-        raise _unsupported("a scenario with effects on compute", "effects.compute", "remove them")
+def _check_effects(scenario: Scenario, compute: ComputeMode) -> None:
+    """Raise `InputError` for effects on compute that a run does not have.
+
+    The launch overhead of kernels is included in the plan's times. Paced compute has all other effects except blocking
+    transfers; real compute can only be made slower.
+    """
+    effects = scenario.effects.compute
+    if effects.transfers_block:
+        raise _unsupported("transfers that block compute", "effects.compute.transfers_block", "remove the field")
+    if compute == "paced":
+        return
+    if effects.jitter:
+        raise _unsupported("jitter of real compute", "effects.compute.jitter", "remove the field")
+    for number, straggler in enumerate(effects.stragglers):
+        if straggler.factor < 1:
+            raise _cannot_be_faster(straggler.device, f"stragglers[{number}].factor", "a factor of 1 or more")
+    for number, slowdown in enumerate(effects.slowdowns):
+        if max(slowdown.speed) > 1:
+            raise _cannot_be_faster(slowdown.device, f"slowdowns[{number}].speed", "speeds of 1 or less")
+
+
+def _cannot_be_faster(device: str, where: str, valid: str) -> InputError:
+    return InputError(
+        f"device '{device}' would have to compute faster than it does",
+        where=f"effects.compute.{where}",
+        valid=f"give {valid}, or choose '--compute paced'",
+    )
 
 
 def _check_packets(plan: Plan, scenario: Scenario) -> None:

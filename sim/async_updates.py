@@ -79,7 +79,8 @@ class AsyncUpdates:
         """Return the event of sending an update."""
         edge = self.edges[message.edge]
         place = (edge.sender, edge.receiver, edge.pipelines[0], -1, -1, message.step)
-        return Event(EventKind.SEND, *place, UPDATE_ACTION, message.ready_s, message.departed_s, edge.size_bytes)
+        times_s = (message.ready_s, message.departed_s)
+        return Event(EventKind.SEND, *place, UPDATE_ACTION, *times_s, edge.size_bytes, arrived_s=message.arrived_s)
 
     def events(self) -> list[Event]:
         """Return an event for each update that was applied, with its staleness."""

@@ -63,7 +63,8 @@ def migrate_event(message: LayerMessage) -> Event:
     """Return the event of sending layers."""
     transfer = message.transfer
     place = (transfer.source, transfer.target, -1, -1, -1, message.step, MIGRATE_ACTION)
-    return Event(EventKind.MIGRATE, *place, message.ready_s, message.departed_s, message.size_bytes)
+    times_s = (message.ready_s, message.departed_s)
+    return Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s)
 
 
 def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:

@@ -6,9 +6,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.adapt.observation import PROBE_BYTES
 from planner.adapt.policy import Decision
-from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.events.log import FIELDS, TEXTS, EventLog
+from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.log import FIELDS, TEXTS, TIMES, EventLog
 from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep
@@ -19,10 +20,15 @@ Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 
 
 class Recorder:
-    """Collects the events of a run."""
+    """Collects the events of a run.
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION]
+    Args:
+        probes: Whether each step probes its paths, as in the executor (`planner.adapt.observation`).
+    """
+
+    def __init__(self, devices: Sequence[str], *, probes: bool = False) -> None:
+        self._has_probes = probes
+        actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION, PROBE_ACTION]
         self._names = tuple(dict.fromkeys([*EventKind, *actions, *devices, ""]))
         self._number = {name: number for number, name in enumerate(self._names)}
         self._action = np.array([self._number[name] for name in actions], np.int64)
@@ -69,6 +75,8 @@ class Recorder:
 
     def _events(self, step: StepRun) -> EventLog:
         parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]
+        if self._has_probes:
+            parts.append(self._probes(step))
         return EventLog(self._names, _join(parts))
 
     def _devices(self, compiled: CompiledStep) -> NDArray[np.int64]:
@@ -115,7 +123,42 @@ class Recorder:
             action=self._action[actions.kind[receiver]],
             start_s=state.sent_s[sent],
             end_s=state.departed_s[sent],
+            arrived_s=state.arrival_s[sent],
             size_bytes=messages.size_bytes[sent],
+        )
+
+    def _probes(self, step: StepRun) -> Columns:
+        """Return the sends of the step's probes.
+
+        A probe is sent with one of the messages of its path. It leaves after the earlier messages of the path, and has
+        the propagation delay of that message; it is too small to delay any other message.
+        """
+        compiled, state = step.compiled, step.state
+        actions, messages, device = compiled.actions, compiled.messages, self._devices(compiled)
+        sent = _sent(compiled)
+        sender, receiver = actions.actor[messages.sender[sent]], actions.actor[messages.receiver[sent]]
+        path = device[sender] * len(self._names) + device[receiver]
+        order = np.lexsort((state.sent_s[sent], path))
+        _, first, count = np.unique(path[order], return_index=True, return_counts=True)
+        turn = step.number % count
+        with_message = sent[order[first + turn]]
+        earlier = sent[order[first + turn - 1]]
+        start_s = state.sent_s[with_message]
+        left_s = np.where(turn > 0, np.fmax(state.departed_s[earlier], start_s), start_s)
+        delay_s = state.arrival_s[with_message] - state.departed_s[with_message]
+        here = order[first]
+        return self._columns(
+            EventKind.SEND,
+            step,
+            device=device[sender[here]],
+            peer=device[receiver[here]],
+            pipeline=compiled.pipeline[sender[here]],
+            stage=compiled.stage[sender[here]],
+            action=np.full(len(here), self._number[PROBE_ACTION], np.int64),
+            start_s=start_s,
+            end_s=left_s,
+            arrived_s=left_s + delay_s,
+            size_bytes=np.full(len(here), PROBE_BYTES, np.int64),
         )
 
     def _receives(self, step: StepRun) -> Columns:
@@ -156,9 +199,22 @@ class Recorder:
     def _columns(self, kind: EventKind, step: StepRun, **given: NDArray[np.int64] | NDArray[np.float64]) -> Columns:
         """Return all columns of events; columns that are not given hold -1, 0 or an empty name for 'not applicable'."""
         count = len(given["start_s"])
-        blank = {"pipeline": -1, "stage": -1, "microbatch": -1, "size_bytes": 0, "staleness": -1}
+        blank = {
+            "pipeline": -1,
+            "stage": -1,
+            "microbatch": -1,
+            "size_bytes": 0,
+            "staleness": -1,
+            "arrived_s": -1,
+            "late_s": 0,
+        }
         fixed = {**blank, "kind": self._number[kind], "peer": self._number[""], "step": step.number}
-        return {name: given[name] if name in given else np.full(count, fixed[name], np.int64) for name in FIELDS}
+        return {name: given[name] if name in given else _constant(name, fixed[name], count) for name in FIELDS}
+
+
+def _constant(name: str, value: int, count: int) -> NDArray[np.float64] | NDArray[np.int64]:
+    """Return a column with the same value in every row."""
+    return np.full(count, value, np.float64) if name in TIMES else np.full(count, value, np.int64)
 
 
 def _join(parts: Sequence[Columns]) -> Columns:

@@ -63,7 +63,8 @@ class Run:
         self._plan = plan
         self._adaptation = adaptation
         self._stop = stop
-        self._recorder = Recorder([device.name for device in scenario.cluster.devices])
+        devices = [device.name for device in scenario.cluster.devices]
+        self._recorder = Recorder(devices, probes=adaptation is not None)
 
     def run(self) -> EventLog:
         """Return all events of the run.

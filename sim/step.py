@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from planner.adapt.adaptation import Adaptation
+from planner.cost.device_speed import jitter_factors
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
 from planner.step.graph import Floats, Ints
+from planner.step.tables import SYNC
 from sim.kernel.advance import StepState, StepTimes, new_state
 from sim.network.connection import Message
 from sim.network.network import Network
@@ -31,17 +31,16 @@ def first_segments(compiled: CompiledStep) -> Ints:
     return np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
 
 
-def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArray[np.float64]:
-    """Return log-normal factors of mean 1 and standard deviation ``deviation`` for the actions of a step, [count].
+@lru_cache(maxsize=32)
+def compute_numbers(compiled: CompiledStep) -> Ints:
+    """Return, for each action segment, the number of its action among the actions of the step that compute, [actions].
 
-    Raw words of the generator Philox, seeded with ``seed`` and the step's index, are transformed by the inverse of the
-    normal distribution. NumPy guarantees that raw words never change, but not that its normal numbers do not.
+    A gradient sum gets the number of the action before it, or 0.
     """
-    key = np.array([seed % 2**64, step], np.uint64)
-    words = np.random.Philox(key=key).random_raw(count)
-    uniform = (np.right_shift(words, np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    spread = np.sqrt(np.log1p(deviation**2))
-    return np.asarray(np.exp(spread * ndtri(uniform) - spread**2 / 2), np.float64)
+    segments = np.arange(len(compiled.actions.kind))
+    begins = (first_segments(compiled) == segments) & (compiled.actions.kind != SYNC)
+    numbers: Ints = np.maximum(np.cumsum(begins) - 1, 0)
+    return numbers
 
 
 @dataclass(eq=False, slots=True)
@@ -71,8 +70,8 @@ class StepRun:
 
     @property
     def over_s(self) -> float:
-        """Time at which a finished step's last action has ended and its last message has departed, seconds."""
-        return float(np.nanmax(np.concatenate((self.state.end_s, self.state.departed_s))))
+        """Time at which a finished step's last action has ended and its last message has arrived, seconds."""
+        return float(np.nanmax(np.concatenate((self.state.end_s, self.state.arrival_s))))
 
     @property
     def working(self) -> list[int]:
@@ -102,7 +101,7 @@ class StepRuns(dict[int, StepRun]):
             factors = jitter_factors(compute.seed, number, compiled.graph.actions, compute.jitter)
             # All segments of an action have the same factor, so that gradient buckets do not change the action's
             # duration.
-            times = times._replace(duration_s=times.duration_s * factors[first_segments(compiled)])
+            times = times._replace(duration_s=times.duration_s * factors[compute_numbers(compiled)])
         actors = compiled.graph.actors
         unknown_s = np.full(actors, np.nan)
         self[number] = StepRun(

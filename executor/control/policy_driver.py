@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
+from executor.control.arrivals import with_arrivals
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
@@ -61,7 +62,6 @@ class PolicyDriver:
         first_step: Number of the run's first step.
         devices: The names of the devices that rows may come from.
         adaptation: Calls the policy; None without a policy.
-        settle: Corrects the rows of a step from all ranks; see `executor.control.results.settling`.
         check: Called with the current plan and a decision; raises if the ranks cannot carry out the decision.
         rows: Records the rows of all steps, of repeated ones too; None if the ranks write their rows themselves.
         watch: Called with the progress of each finished step, in order and once per step.
@@ -76,7 +76,6 @@ class PolicyDriver:
     first_step: InitVar[int]
     _devices: Collection[str]
     _adaptation: Adaptation | None
-    _settle: Callable[[Iterable[Event]], list[Event]]
     _check: Callable[[Plan, Decision], None]
     _rows: EventRecorder | None
     _watch: ProgressCallback
@@ -102,7 +101,7 @@ class PolicyDriver:
             away: The devices that have no process.
         """
         # The policy sees no asynchronous updates: those that arrive late would belong to earlier steps.
-        events = [event for event in self._settled(parts) if not _is_update(event)]
+        events = [event for event in self._collect(parts) if not _is_update(event)]
         if losses := [part["loss"] for part in parts if part["loss"] is not None]:
             self.losses[step] = sum(losses)
         self.absences.see(events, away)
@@ -147,7 +146,7 @@ class PolicyDriver:
             parts: The rows of unfinished steps, as in `finish_step`.
             now_s: When the loss was found, in run seconds.
         """
-        events = self._settled(parts)
+        events = self._collect(parts)
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
         self.absences.begin(gone, now_s)
         decision = None
@@ -168,8 +167,8 @@ class PolicyDriver:
         first, new = next(each for each in reversed(self._timeline) if each[0] <= step)
         return new if first == step else NewPlan(new.plan)
 
-    def _settled(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
-        events = self._settle(event for part in parts for event in unpack(part["rows"], self._devices))
+    def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
+        events = with_arrivals(event for part in parts for event in unpack(part["rows"], self._devices))
         if self._rows is not None:
             for event in events:
                 self._rows.log(event)

@@ -6,13 +6,18 @@ from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
 
+import numpy as np
+
+from planner.adapt.observation import PROBE_BYTES
+from planner.cost.collectives import Exchange
 from planner.cost.synchronisation import GradientSync, gradient_syncs
-from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, compile_step
+from planner.step.graph import Ints
 from planner.step.sync import ready_buckets
 from planner.step.tables import SYNC, UPDATE
 
@@ -71,6 +76,7 @@ class Work:
         receives: Messages that must arrive before the action.
         sends: Messages to send after the action.
         completes: Gradient sums that may begin during the action, in order.
+        number: Number of the action among all actions of the step that compute, on all devices.
     """
 
     action: Action
@@ -81,6 +87,7 @@ class Work:
     receives: tuple[Transfer, ...]
     sends: tuple[Transfer, ...]
     completes: tuple[Completed, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,8 @@ class DeviceProgram:
         work: The device's actions in order.
         synchronisations: Gradient sums in order.
         update_s: Duration of the optimizer's update by the profile.
+        update_number: Number of the update among all actions of the step that compute, on all devices.
+        step_actions: Number of these actions.
         partners: The other devices of the tensor-parallel group, on its first device; empty on all other devices.
         overlaps: Whether gradient sums run during actions: each begins when an action completes its gradients, or at
             the start of the step if no action does. Otherwise all sums follow the last action.
@@ -105,15 +114,18 @@ class DeviceProgram:
     update_s: float = 0.0
     partners: tuple[str, ...] = ()
     overlaps: bool = False
+    update_number: int = 0
+    step_actions: int = 0
 
-    def compute_event(self, step: int, action: Action, start_s: float, end_s: float) -> Event:
+    def compute_event(self, step: int, action: Action, start_s: float, end_s: float, late_s: float) -> Event:
         """Return the event row of an action."""
         place = (action.stage, action.microbatch)
-        return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
+        event = self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
+        return replace(event, late_s=late_s)
 
-    def update_event(self, step: int, start_s: float, end_s: float) -> Event:
+    def update_event(self, step: int, start_s: float, end_s: float, late_s: float) -> Event:
         """Return the event row of the optimizer's update."""
-        return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s)
+        return replace(self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s), late_s=late_s)
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
         """Return the event row of the send or the receive of a transfer."""
@@ -127,6 +139,27 @@ class DeviceProgram:
     ) -> Event:
         """Return the event row of the send or the receive of one round of a gradient sum."""
         return self._event(kind, step, SYNC_ACTION, start_s, end_s, peer, size_bytes)
+
+    def probe_event(self, kind: EventKind, step: int, peer: str, start_s: float, end_s: float) -> Event:
+        """Return the event row of the send or the receive of a probe."""
+        return self._event(kind, step, PROBE_ACTION, start_s, end_s, peer, PROBE_BYTES)
+
+    @property
+    def targets(self) -> list[str]:
+        """The receiving device of each message that this device sends in the step."""
+        sent = [transfer.target for work in self.work for transfer in work.sends]
+        return sent + [sync.devices[each.send_to] for sync, each in self._exchanges if each.send_to is not None]
+
+    @property
+    def sources(self) -> list[str]:
+        """The sending device of each message that this device receives in the step."""
+        received = [transfer.source for work in self.work for transfer in work.receives]
+        summed = [(sync.devices, each.receive_from) for sync, each in self._exchanges]
+        return received + [devices[source] for devices, source in summed if source is not None]
+
+    @property
+    def _exchanges(self) -> list[tuple[GradientSync, Exchange]]:
+        return [(sync, each) for sync in self.synchronisations for each in sync.exchanges(self.device)]
 
     def sync_event(self, step: int, size_bytes: int, start_s: float, end_s: float) -> Event:
         """Return the event row of a gradient sum; ``size_bytes`` is what this device sent in all its rounds."""
@@ -160,15 +193,27 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     partners = {replica.device: replica.partners for replica in plan.replicas}
     overlaps = plan.synchronisation.bucket_bytes > 0
     work = _work(step, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
+    numbers = _compute_numbers(step)
     programs = {}
     for actor, device in enumerate(step.actors):
         first, end = step.graph.first_action[actor : actor + 2].tolist()
         own = [work[action] for action in range(first, end) if action in work]
         pipeline, stage = int(step.pipeline[actor]), int(step.stage[actor])
         own_syncs = tuple(sync for sync in syncs if device in sync.devices)
-        update_s = sum(step.actions.duration_s[first:end][step.actions.kind[first:end] == UPDATE].tolist())
+        updates = first + np.flatnonzero(step.actions.kind[first:end] == UPDATE)
+        update_s = float(step.actions.duration_s[updates].sum())
+        update_number = int(numbers[updates].sum())
         programs[device] = DeviceProgram(
-            device, pipeline, stage, tuple(own), own_syncs, update_s, partners[device], overlaps
+            device,
+            pipeline,
+            stage,
+            tuple(own),
+            own_syncs,
+            update_s,
+            partners[device],
+            overlaps,
+            update_number,
+            int(numbers[-1]) + 1,
         )
     return MappingProxyType(programs)
 
@@ -196,6 +241,12 @@ def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram
         ),
         partners=(),
     )
+
+
+def _compute_numbers(step: CompiledStep) -> Ints:
+    """Return the number of each action among those that compute; of a gradient sum, that of the action before it."""
+    numbers: Ints = np.maximum(np.cumsum(step.actions.kind != SYNC) - 1, 0)
+    return numbers
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:
@@ -238,7 +289,7 @@ def _work(
     """Return the work by the action's index in ``step.actions``; gradient sums and updates are left out."""
     graph = step.graph
     first_received, received = graph.first_received.tolist(), graph.received.tolist()
-    first_sent = graph.first_sent.tolist()
+    first_sent, numbers = graph.first_sent.tolist(), _compute_numbers(step).tolist()
     rows = zip(*(column.tolist() for column in step.actions[1:]), strict=True)
     work = {}
     for action, (kind, pipeline, stage, microbatch, first, end, duration_s) in enumerate(rows):
@@ -248,7 +299,7 @@ def _work(
         sends = tuple(transfers[each] for each in range(first_sent[action], first_sent[action + 1]))
         done = Action(stage, KINDS[kind], microbatch)
         completed = tuple(completes.get(action, ()))
-        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed)
+        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed, numbers[action])
     return work
 
 

@@ -72,11 +72,12 @@ class RankConfig:
     def watches(self) -> bool:
         """Whether a thread waits for each posted receive before an action needs the message.
 
-        Reasons are: a policy, or the relay, needs exact times of arrival; asynchronous updates are applied on arrival;
-        and gloo reports the loss of a peer only to a thread that waits for a message of that peer.
+        Reasons are: a policy, a comparison with the simulator, or the relay needs exact times of arrival; asynchronous
+        updates are applied on arrival; and gloo reports the loss of a peer only to a thread that waits for a message of
+        that peer.
         """
         updates = self.plan.synchronisation.method != "allreduce"
-        return self.run.is_steered or updates or self.run.emulator == "relay"
+        return self.run.is_steered or updates or self.run.emulator == "relay" or self.run.compute == "paced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +129,12 @@ def build_context(
     if model is not None and is_connected:
         group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))
     clock = RunClock()
-    compute: Compute = PacedCompute(clock)
+    compute: Compute = PacedCompute(clock, scenario.effects.compute)
     if model is not None:
         kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
-        compute = kind(model, config.plan, config.program(config.plan), training, clock, where, group)
+        compute = kind(
+            model, config.plan, config.program(config.plan), training, clock, where, group, scenario.effects.compute
+        )
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
     state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     first = first_state(run, scenario, compute, state)

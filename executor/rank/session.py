@@ -265,6 +265,7 @@ class Session:
             updates,
             note_loss,
             context.group,
+            config.run.adapts and config.leads(plan),
             begin,
             end,
         )

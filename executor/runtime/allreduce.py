@@ -9,6 +9,7 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram
+from executor.runtime.path_probes import PathProbes
 from executor.runtime.posted_receives import PostedStep
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
@@ -25,6 +26,7 @@ class GradientExchange:
     _compute: Compute
     _clock: RunClock
     _recorder: EventRecorder
+    _probes: PathProbes | None
 
     def synchronise(self, current: StepProgram, sync: GradientSync, posted: PostedStep) -> None:
         """Replace the gradients of the layers of ``sync`` by their sum over the devices of ``sync``."""
@@ -53,6 +55,8 @@ class GradientExchange:
         self._recorder.log(program.sync_event(step, sent_bytes, start_s, self._clock.now_s()))
 
     def _send(self, current: StepProgram, sync: GradientSync, number: int, target: str, payload: torch.Tensor) -> None:
+        if self._probes is not None:
+            self._probes.precede(current, target)
         start_s = self._clock.now_s()
         event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, payload.numel())
         departed = self._recorder.sending(current.step, event, start_s)

@@ -13,6 +13,7 @@ from executor.runtime.action_order import action_order
 from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
+from executor.runtime.path_probes import PathProbes
 from executor.runtime.posted_receives import PostedStep
 from executor.training.real_compute import Compute
 from executor.training.tensor_parallel import TensorGroup
@@ -30,6 +31,7 @@ class Interpreter:
         updates: Asynchronous updates between pipelines; None if gradients are synchronised by all-reduce.
         finished: Called after the update of a step, with the step and this rank's part of the loss, if it computes one.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
+        is_observed: Whether a policy observes the run, so that the delays of the paths are measured.
         begun: Called before each step, after the updates of all earlier steps.
         ended: Called with each step after its update. All messages of the step are being sent, so that no event of the
             step begins later.
@@ -44,12 +46,14 @@ class Interpreter:
     _updates: PipelineUpdates | None
     _finished: Callable[[int, float], None]
     _group: TensorGroup | None = None
+    _is_observed: bool = False
     _begun: Callable[[StepProgram], None] = lambda step: None
     _ended: Callable[[int], None] = lambda step: None
 
     def __post_init__(self) -> None:
         self._posted: dict[int, PostedStep] = {}
-        self._exchange = GradientExchange(self._transport, self._compute, self._clock, self._recorder)
+        self._probes = PathProbes(self._transport, self._clock, self._recorder) if self._is_observed else None
+        self._exchange = GradientExchange(self._transport, self._compute, self._clock, self._recorder, self._probes)
         self._norms = NormChain(self._transport, self._scenario.training.clip_norm is not None)
         self._unfinished: StepProgram | None = None
         self._last: StepProgram | None = None
@@ -61,6 +65,8 @@ class Interpreter:
         order = action_order(current, self._scenario, self._clock, self._group)
         element_bytes = self._scenario.training.element_bytes
         self._posted[current.step] = PostedStep(current, order, self._transport, element_bytes)
+        if self._probes is not None:
+            self._probes.post(current)
         self._norms.post(current)
 
     def run(self, current: StepProgram, following: Callable[[int], StepProgram | None], ready_s: float) -> None:
@@ -92,7 +98,10 @@ class Interpreter:
             for transfer, payload in zip(work.sends, done.outputs, strict=True):
                 self._send(current, transfer, payload, done.end_s)
             posted.order.finish(work)
-            self._log(current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s))
+            late_s = self._compute.late_s
+            self._log(
+                current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s, late_s)
+            )
         self._post_ahead(current.step + 1, following)
         if overlapped is not None:
             self._compute.wait_until(overlapped.finish())
@@ -124,7 +133,8 @@ class Interpreter:
         start_s = self._compute.free_s()
         loss = self._compute.finish_step(current.step, squared_norm)
         if current.program.update_s:
-            self._log(current, current.program.update_event(current.step, start_s, self._compute.free_s()))
+            end_s, late_s = self._compute.free_s(), self._compute.late_s
+            self._log(current, current.program.update_event(current.step, start_s, end_s, late_s))
         if loss is not None:
             self._finished(current.step, loss)
         if self._updates is not None:
@@ -168,5 +178,7 @@ class Interpreter:
         event = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
         packed = self._wire.pack(transfer, payload)
         assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
+        if self._probes is not None:
+            self._probes.precede(current, transfer.target)
         departed = self._recorder.sending(current.step, event, start_s)
         self._transport.send(transfer.target, transfer_tag(current.step, transfer), packed, start_s, departed)

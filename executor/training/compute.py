@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from executor.training.flat_state import FlatParameters
 from planner.adapt.migration import LayerTransfer
+from planner.cost.device_speed import DeviceSpeed, device_speed, jitter_factors
 from planner.cost.synchronisation import GradientSync
 from planner.plan.plan import Plan
+from planner.scenario.effects import ComputeEffects
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,28 @@ class _Zeros:
 LayerParameters = FlatParameters | _Zeros
 
 
+# The largest share of an action's duration by which its sleep is shortened, to make up for earlier, late sleeps.
+_MOST_SHORTENED = 0.5
+
+
 class PacedCompute:
     """Returns tensors of zeros with the sizes that training would have, and sleeps for the profiled times.
 
-    On a busy machine a sleep ends a tenth of a millisecond late, or more. So that such delays do not add up, an action
-    counts as begun when the previous action should have ended or, if later, when its inputs arrived.
+    A sleep ends a tenth of a millisecond late, or later on a busy machine. Each action is due at the end of its
+    profiled time from the moment at which the previous action was due or, if later, its inputs arrived. After a late
+    action the next one therefore sleeps for a shorter time, by at most `_MOST_SHORTENED`. All times that are reported
+    are readings of the clock.
+
+    Args:
+        effects: The stragglers, slow-downs and jitter that change the profiled times, as in the simulator.
     """
 
-    def __init__(self, clock: RunClock) -> None:
+    def __init__(self, clock: RunClock, effects: ComputeEffects) -> None:
         self._clock = clock
+        self._effects = effects
+        self._speed = DeviceSpeed()
         self._due_s = 0.0
-        self._update_s = 0.0
+        self._ended_s = 0.0
         self._zeros = torch.zeros(0, dtype=torch.uint8)
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
@@ -73,8 +87,12 @@ class PacedCompute:
         """Ignore the state."""
 
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
-        """Allocate a buffer as large as the largest payload of the step."""
-        self._update_s = program.update_s
+        """Allocate a buffer as large as the largest payload of the step, and draw the jitter of its actions."""
+        self._program = program
+        self._speed = device_speed(self._effects, (program.device, *program.partners))
+        self._factors = np.ones(program.step_actions)
+        if self._effects.jitter > 0:
+            self._factors = jitter_factors(self._effects.seed, step, program.step_actions, self._effects.jitter)
         largest = max((transfer.size_bytes for work in program.work for transfer in work.sends), default=0)
         if largest > self._zeros.numel():
             self._zeros = torch.zeros(largest, dtype=torch.uint8)
@@ -82,14 +100,26 @@ class PacedCompute:
     def run(
         self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]
     ) -> Performed:
-        """Sleep for the action's profiled duration."""
-        start_s = max(ready_s, self._due_s)
+        """Sleep for the action's profiled duration, at the device's present speed."""
+        start_s = max(ready_s, self._ended_s)
+        planned_s = max(ready_s, self._due_s)
+        factor = float(self._factors[work.number])
         for each in work.completes:
-            self._clock.sleep_until(start_s + each.after_s)
+            self._clock.sleep_until(self._speed.end_s(planned_s, factor * each.after_s))
             complete(each.sync)
-        self._due_s = start_s + work.duration_s
-        self._clock.sleep_until(self._due_s)
-        return Performed([self._zeros[: transfer.size_bytes] for transfer in work.sends], start_s, self._due_s)
+        self._end(start_s, planned_s, factor * work.duration_s)
+        return Performed([self._zeros[: transfer.size_bytes] for transfer in work.sends], start_s, self._ended_s)
+
+    def _end(self, start_s: float, planned_s: float, duration_s: float) -> None:
+        """Sleep until the end of an action that has begun at ``start_s``, and should have begun at ``planned_s``."""
+        self._due_s = self._speed.end_s(planned_s, duration_s)
+        self._clock.sleep_until(max(self._due_s, start_s + (1 - _MOST_SHORTENED) * (self._due_s - planned_s)))
+        self._ended_s = self._clock.now_s()
+
+    @property
+    def late_s(self) -> float:
+        """How much later than due the last action ended, seconds."""
+        return self._ended_s - self._due_s
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
         """Return zeros in place of a gradient."""
@@ -101,14 +131,15 @@ class PacedCompute:
     def wait_until(self, time_s: float) -> None:
         """Let the next action begin at run second ``time_s`` at the earliest."""
         self._due_s = max(self._due_s, time_s)
+        self._ended_s = max(self._ended_s, time_s)
 
     def flat_parameters(self, first_layer: int, end_layer: int, elements: int) -> LayerParameters:
         """Return zeros in place of gradients and parameters."""
         return _Zeros(elements)
 
     def free_s(self) -> float:
-        """Return the run second at which the last action should have ended."""
-        return self._due_s
+        """Return the run second at which the last action ended."""
+        return self._ended_s
 
     def clear_gradients(self) -> None:
         """Do nothing, since there are no gradients."""
@@ -123,7 +154,8 @@ class PacedCompute:
         With a ``squared_norm`` the update begins now, when the norm has arrived; otherwise after the last action.
         """
         if squared_norm is not None:
-            self._due_s = max(self._due_s, self._clock.now_s())
-        self._due_s += self._update_s
-        self._clock.sleep_until(self._due_s)
+            self.wait_until(self._clock.now_s())
+        if self._program.update_s:
+            factor = float(self._factors[self._program.update_number])
+            self._end(self._ended_s, self._due_s, factor * self._program.update_s)
         return None

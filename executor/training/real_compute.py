@@ -1,7 +1,7 @@
 """Real compute: a rank trains its stages of the user's model, by torch's autograd and optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -20,9 +20,11 @@ from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
 from planner.adapt.migration import LayerTransfer
+from planner.cost.device_speed import DeviceSpeed, device_speed
 from planner.cost.synchronisation import GradientSync, samples_of_an_update
 from planner.plan.actions import Kind
 from planner.plan.plan import Plan, Stage
+from planner.scenario.effects import ComputeEffects
 from planner.scenario.training import Training
 
 
@@ -49,6 +51,7 @@ class RealCompute:
         program: This rank's program in the plan; None if the plan does not use the rank.
         device: The device that has the parameters and computes the layers.
         group: The tensor-parallel group that shares every layer of this rank; None if the rank is in no group.
+        effects: The stragglers and slow-downs: after each action the rank sleeps until a slower device would be done.
     """
 
     _loaded: LoadedModel
@@ -58,9 +61,11 @@ class RealCompute:
     _clock: RunClock
     _device: torch.device = CPU
     _group: TensorGroup | None = None
+    _effects: ComputeEffects = field(default_factory=ComputeEffects)
 
     def __post_init__(self, plan: Plan, program: DeviceProgram | None) -> None:
         self._leads = self._group is None or self._group.leads
+        self._speed = DeviceSpeed()
         self._data = DataOrder(self._loaded.model, self._training.global_batch, self._training.seed)
         self._pipeline = -1
         self._stages: dict[int, _Stage] = {}
@@ -140,6 +145,11 @@ class RealCompute:
     def wait_until(self, time_s: float) -> None:
         """Do nothing, since actions are timed by the clock."""
 
+    @property
+    def late_s(self) -> float:
+        """Return 0: no action has a planned end."""
+        return 0.0
+
     def free_s(self) -> float:
         """Return the present run second: the last action has ended."""
         return self._clock.now_s()
@@ -147,6 +157,7 @@ class RealCompute:
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Begin a step; drop gradients and activations of an unfinished step."""
         self._step = step
+        self._speed = device_speed(self._effects, (program.device, *program.partners))
         pipeline = plan.pipelines[self._pipeline]
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
         self._first_samples = list(accumulate(pipeline.microbatches, initial=before))
@@ -179,8 +190,13 @@ class RealCompute:
         for send in work.sends:
             assert result is not None
             outputs.append(to_payload(result[send.first - work.first : send.end - work.first]))
-        synchronize(self._device)
+        self._finish(start_s)
         return Performed(outputs, start_s, self._clock.now_s())
+
+    def _finish(self, start_s: float) -> None:
+        """Wait until the device has done all work that began at ``start_s``, and until a slower one would have."""
+        synchronize(self._device)
+        self._clock.sleep_until(self._speed.end_s(start_s, self._clock.now_s() - start_s))
 
     def _buckets(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
         buckets = {}
@@ -286,9 +302,10 @@ class RealCompute:
             squared_norm: Squared norm of the summed gradients of all layers of the model, by which they are clipped;
                 None without clipping.
         """
+        start_s = self._clock.now_s()
         self._rule.update(step, squared_norm)
         # Wait for the GPU, so that the time of the next action does not include the update.
-        synchronize(self._device)
+        self._finish(start_s)
         if all(stage.output_shape is not None for stage in self._stages.values()):
             return None
         # The other devices of a tensor-parallel group have computed the same loss.

@@ -89,8 +89,8 @@ def _scales(values: torch.Tensor) -> torch.Tensor:
 _STEPS_APART = 4
 _MESSAGES_PER_STEP = 1 << 26
 _TRANSFERS: Mapping[Kind, int] = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.BACKWARD_INPUT: 1}
-_SYNC, _NORM, _UPDATE, _MIGRATION, _BACKUP = 2, 3, 4, 5, 6
-_CODES = 7
+_SYNC, _NORM, _UPDATE, _MIGRATION, _BACKUP, _PROBE = 2, 3, 4, 5, 6, 7
+_CODES = 8
 
 # The tag of a receive to which no message is sent.
 NO_MESSAGE = 2**31 - 1
@@ -113,6 +113,11 @@ def sync_tag(step: int, first_layer: int, number: int) -> int:
     """Return the tag of round ``number`` of the gradient sum that starts at layer ``first_layer``."""
     assert number < _MOST_ROUNDS
     return _tag(step, _SYNC, first_layer * _MOST_ROUNDS + number)
+
+
+def probe_tag(step: int) -> int:
+    """Return the tag of a probe of the path between two devices."""
+    return _tag(step, _PROBE, 0)
 
 
 def norm_tag(step: int) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ class _RunTrace:
                 others = sum(device == event.device for device, _ in self._send_threads)
                 self._send_threads[channel] = _FIRST_SEND_THREAD + others
             sent = self._slice(
-                event, start_s, self._send_threads[channel], queued_us=_microseconds(start_s - event.start_s)
+                replace(event, end_s=max(event.end_s, event.arrived_s)),
+                start_s,
+                self._send_threads[channel],
+                queued_us=_microseconds(start_s - event.start_s),
             )
             yield sent
             use = uses.get(input_from(event))

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
-from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change, observe
+from planner.adapt.observation import Observer
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.check import check_plan
 from planner.events.event import Event
 from planner.plan.plan import Plan
@@ -31,6 +32,7 @@ class Adaptation:
 
     def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
         self._policy = policy
+        self._observer = Observer()
         self._scenario = scenario
         # Pairs (first step, plan) in the order of decisions. After a departure, a decision overrides earlier ones whose
         # first step is later.
@@ -64,7 +66,7 @@ class Adaptation:
         ``away`` names the devices of the cluster that are known to be absent.
         """
         current = self.latest
-        seen = replace(observe(events, step, self.plan_for(step)), away=away)
+        seen = replace(self._observer.observe(events, step, self.plan_for(step)), away=away)
         proposed = self._policy.decide(seen, current)
         if proposed is None or proposed == current:
             return None
@@ -93,7 +95,7 @@ class Adaptation:
             The decision to continue without the devices in ``gone``; None to wait for their return.
         """
         running = self.plan_for(step)
-        seen = replace(observe(events, step, running), gone=gone, away=away)
+        seen = replace(self._observer.observe(events, step, running), gone=gone, away=away)
         # A plan that is already decided for a later step may not contain the devices that left.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)

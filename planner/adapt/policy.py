@@ -1,101 +1,11 @@
-"""Interface of policies, the same for both backends: what a policy observes of a step, and what it decides."""
+"""Interface of policies, the same for both backends: how a policy decides on plans, and what a decision is."""
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from planner.adapt.migration import NO_MIGRATION, Migration
-from planner.events.event import Event, EventKind
+from planner.adapt.observation import Observation
 from planner.plan.plan import Pipeline, Plan
-
-
-@dataclass(frozen=True, slots=True)
-class PathObservation:
-    """Traffic from device ``source`` to device ``target`` during a step.
-
-    Attributes:
-        size_bytes: Bytes of all transfers in the step.
-        busy_s: Time in which at least one transfer was queued or being sent, seconds.
-        latency_s: Shortest time from departure to arrival of a transfer's last byte, seconds, over the transfers that
-            the receiver waited for; None if the receiver waited for none.
-    """
-
-    source: str
-    target: str
-    size_bytes: int
-    busy_s: float
-    latency_s: float | None
-
-    @property
-    def rate_bps(self) -> float:
-        """Mean rate while busy, bits per second."""
-        return 8 * self.size_bytes / self.busy_s
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Measurements of one step.
-
-    Attributes:
-        compute_s: Pairs (device, seconds of compute), sorted by device name.
-        paths: Paths that carried bytes, sorted by source and target names.
-        gone: Devices of the plan that have left during the step; usually empty. If not, the step is unfinished, its
-            events so far are observed, and it is repeated with the plan that the policy returns.
-        away: Devices of the cluster that are known to be absent now, whether the plan names them or not; a new plan
-            must not name them.
-        end_s: End of the step's last event, seconds from the start of the run. Since steps overlap, a step's duration
-            is the difference between its ``end_s`` and the ``end_s`` of the previous step.
-    """
-
-    step: int
-    plan: Plan
-    compute_s: tuple[tuple[str, float], ...]
-    paths: tuple[PathObservation, ...]
-    gone: tuple[str, ...] = ()
-    away: tuple[str, ...] = ()
-    end_s: float = 0.0
-
-
-def observe(events: Iterable[Event], step: int, plan: Plan) -> Observation:
-    """Return the observation of ``step``, which ran ``plan``; events of other steps are ignored."""
-    compute: defaultdict[str, float] = defaultdict(float)
-    sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
-    waits: dict[tuple[object, ...], Event] = {}
-    end_s = 0.0
-    for event in sorted((e for e in events if e.step == step), key=lambda e: (e.start_s, e.end_s, e.device)):
-        end_s = max(end_s, event.end_s)
-        if event.kind is EventKind.COMPUTE:
-            compute[event.device] += event.end_s - event.start_s
-        elif event.kind is EventKind.SEND:
-            sends[event.device, event.peer].append(event)
-        elif event.kind is EventKind.RECEIVE:
-            waits[_identity(event, event.peer, event.device)] = event
-    paths = [
-        PathObservation(source, target, sum(e.size_bytes for e in group), busy_s, _latency_s(group, waits))
-        for (source, target), group in sorted(sends.items())
-        if (busy_s := _union_s(group)) > 0 and any(event.size_bytes for event in group)
-    ]
-    return Observation(step, plan, tuple(sorted(compute.items())), tuple(paths), end_s=end_s)
-
-
-def _identity(event: Event, source: str, target: str) -> tuple[object, ...]:
-    return source, target, event.action, event.pipeline, event.microbatch
-
-
-def _latency_s(sends: list[Event], waits: dict[tuple[object, ...], Event]) -> float | None:
-    arrivals = ((send, waits.get(_identity(send, send.device, send.peer))) for send in sends)
-    return min((wait.end_s - send.end_s for send, wait in arrivals if wait is not None), default=None)
-
-
-def _union_s(events: list[Event]) -> float:
-    """Return the length of the union of the events' intervals, seconds; events must be sorted by start."""
-    total_s, covered_until_s = 0.0, float("-inf")
-    for event in events:
-        total_s += max(0.0, event.end_s - max(event.start_s, covered_until_s))
-        covered_until_s = max(covered_until_s, event.end_s)
-    return total_s
-
 
 # Number of steps from an observed step to the first step with the new plan. Observation and decision travel during the
 # step between the two, so that no device waits for them. Both backends have this lag.

@@ -29,7 +29,8 @@ class EventKind(StrEnum):
 class Event:
     """One interval of a run: a device computes, communicates or fails, or a policy decides.
 
-    - ``send``: from the call that sends until the last byte has left.
+    - ``send``: from the call that sends until the last byte has left; in a real run over TCP, until the system has
+      taken it. ``arrived_s`` is when the receiver had it.
     - ``receive``: from the moment at which the device has nothing else to do until the bytes have arrived. Bytes that
       arrive before that moment have no event.
     - ``update``: from the arrival of another pipeline's update until the update is applied, in the simulator at once,
@@ -39,15 +40,20 @@ class Event:
     - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first step of the new plan.
 
     ``pipeline``, ``stage``, ``microbatch`` and ``step`` are indices, -1 where they do not apply. Times are in seconds
-    from the start of the run.
+    from the start of the run. In a real run they are readings of the clock of the rank that saw the start or the end,
+    also if compute is paced.
 
     Attributes:
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
         action: F (forward), B (whole backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
-            pipeline; M: migration of layers; or the kind of a fault.
+            pipeline; M: migration of layers; P: probe of a path; or the kind of a fault.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update and migrate.
         staleness: Number of the receiver's steps that another pipeline's update did not include; -1 for other events.
+        arrived_s: Arrival of the last byte of a send or migration, by the receiver's clock; -1 for other events, and if
+            nothing has arrived.
+        late_s: How much later than planned an action of paced compute ended, seconds, because the machine was busy; 0
+            for other events.
     """
 
     kind: EventKind
@@ -62,11 +68,14 @@ class Event:
     end_s: float
     size_bytes: int
     staleness: int = -1
+    arrived_s: float = -1.0
+    late_s: float = 0.0
 
 
 SYNC_ACTION = "S"
 UPDATE_ACTION = "U"
 MIGRATE_ACTION = "M"
+PROBE_ACTION = "P"
 
 _ARROW: dict[Any, pa.DataType] = {EventKind: pa.string(), str: pa.string(), int: pa.int32(), float: pa.float64()}
 _SCHEMA = pa.schema(
@@ -113,10 +122,11 @@ class EventWriter:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a Parquet file."""
-    columns = pq.read_table(path, schema=_SCHEMA).to_pydict()
-    # Files of older versions have no column ``staleness``.
-    columns["staleness"] = [-1 if value is None else value for value in columns["staleness"]]
+    """Return the events of a Parquet file; raise `ValueError` if another version of ropebridge has written it."""
+    table = pq.read_table(path)
+    if table.schema != _SCHEMA:
+        raise ValueError(f"{path.name} has the columns {', '.join(table.schema.names)}; it is of another version")
+    columns = table.to_pydict()
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]
 

@@ -103,7 +103,7 @@ class EventLog(Sequence[Event]):
 
 FIELDS = tuple(field.name for field in fields(Event))
 TEXTS = frozenset({"kind", "device", "peer", "action"})
-TIMES = frozenset({"start_s", "end_s"})
+TIMES = frozenset({"start_s", "end_s", "arrived_s", "late_s"})
 
 
 def as_log(events: Sequence[Event]) -> EventLog:

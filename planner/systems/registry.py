@@ -7,7 +7,8 @@ of a Python file instead of a name.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from planner.adapt.policy import Observation, Policy
+from planner.adapt.observation import Observation
+from planner.adapt.policy import Policy
 from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

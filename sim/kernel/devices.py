@@ -1,11 +1,10 @@
 """Speeds and absences of devices over time: stragglers, slow-downs, hangs and absences as tables for compiled code."""
 
-import math
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 
+from planner.cost.device_speed import device_speed
 from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
 from sim.kernel.advance import Devices
@@ -19,7 +18,7 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
     tables: list[RateTable] = []
     numbers, absences = [], []
     for group in groups:
-        speed = reduce(_slower, (_speed(device, scenario) for device in group))
+        speed = _speed(group, scenario)
         numbers.append(-1 if speed == _FULL_SPEED else len(tables))
         if speed != _FULL_SPEED:
             tables.append(speed)
@@ -34,27 +33,14 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
     )
 
 
-def _speed(device: str, scenario: Scenario) -> RateTable:
-    compute = scenario.effects.compute
-    speed = _FULL_SPEED
-    for slowdown in compute.slowdowns:
-        if slowdown.device == device:
-            speed = RateTable(slowdown.times_s, slowdown.speed)
-    for straggler in compute.stragglers:
-        if straggler.device == device:
-            speed = speed.clipped(1 / straggler.factor, math.inf)
+def _speed(group: Sequence[str], scenario: Scenario) -> RateTable:
+    """Return the speed of an actor's devices: that of the slowest one, and 0 while one hangs."""
+    by_effects = device_speed(scenario.effects.compute, group)
+    speed = RateTable(by_effects.times_s, by_effects.speeds)
     for fault in scenario.faults:
-        if isinstance(fault, Hang) and fault.device == device:
+        if isinstance(fault, Hang) and fault.device in group:
             speed = speed.without(fault.start_s, fault.end_s)
     return speed
-
-
-def _slower(one: RateTable, other: RateTable) -> RateTable:
-    """Return the lower of two speeds at every time; neither table repeats."""
-    if one == other:
-        return one
-    times_s = sorted({*one.times_s, *other.times_s})
-    return RateTable(times_s, [min(one.at(time_s), other.at(time_s)) for time_s in times_s])
 
 
 def _absences(group: Sequence[str], scenario: Scenario) -> list[tuple[float, float]]:

@@ -12,7 +12,8 @@ import pytest
 from executor.backend import TorchBackend
 from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import DECISION_LAG_STEPS, Observation, Policy
+from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS, Policy
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import Backend, RunRecord

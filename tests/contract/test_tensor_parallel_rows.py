@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from executor.backend import TorchBackend
-from planner.adapt.policy import Observation, Policy
+from planner.adapt.observation import Observation
+from planner.adapt.policy import Policy
 from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster

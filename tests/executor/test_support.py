@@ -13,7 +13,7 @@ from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.actions import parse_action
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import ComputeEffects
+from planner.scenario.effects import ComputeEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, LinkOutage
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.command import ropebridge
@@ -118,7 +118,42 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "cannot emulate jitter",
         "use the emulator 'relay'",
     ),
-    "jitter": (PLAN, with_effects(jitter=0.1), "paced", "none", "effects.compute", "effects on compute", "remove them"),
+    "jitter of real compute": (
+        PLAN,
+        with_effects(jitter=0.1),
+        "real",
+        "none",
+        "effects.compute.jitter",
+        "jitter of real compute cannot be run yet",
+        "remove the field",
+    ),
+    "transfers that block": (
+        PLAN,
+        with_effects(transfers_block=True),
+        "paced",
+        "none",
+        "effects.compute.transfers_block",
+        "transfers that block compute",
+        "remove the field",
+    ),
+    "a faster straggler": (
+        PLAN,
+        with_effects(stragglers=(Straggler("device-0", 0.5),)),
+        "real",
+        "none",
+        "effects.compute.stragglers[0].factor",
+        "device 'device-0' would have to compute faster than it does",
+        "give a factor of 1 or more, or choose '--compute paced'",
+    ),
+    "a faster device": (
+        PLAN,
+        with_effects(slowdowns=(Slowdown("device-0", (0.0, 1.0), (1.0, 2.0)),)),
+        "real",
+        "none",
+        "effects.compute.slowdowns[0].speed",
+        "device 'device-0' would have to compute faster than it does",
+        "give speeds of 1 or less",
+    ),
     "noise of a pipeline": (
         PLAN,
         NOISE,
@@ -181,6 +216,10 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
         pytest.param(PLAN, over(loss=0.01, jitter_s=0.001), "relay", id="packets-that-get-lost"),
         pytest.param(replace(PLAN, pipelines=(ALONE,)), over(loss=0.01), "shaper", id="a-lossy-link-nobody-uses"),
         pytest.param(PLAN, with_effects(launch_overhead_s=1e-4), "none", id="launches"),
+        pytest.param(PLAN, with_effects(stragglers=(Straggler("device-0", 2.0),)), "none", id="straggler"),
+        pytest.param(
+            PLAN, with_effects(slowdowns=(Slowdown("device-0", (0.0, 1.0), (1.0, 0.5)),)), "none", id="slow-down"
+        ),
         pytest.param(replace(PLAN, pipelines=(DATA_PARALLEL,)), NOISE, "none", id="noise-scale"),
         pytest.param(
             replace(PLAN, pipelines=(Pipeline((Stage(0, 2, (Replica("device-0", 1.0, ("device-1",)),), 1),), (2,)),)),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.cost.device_speed import jitter_factors
 from planner.events.event import EventKind, read_events
-from sim.step import jitter_factors
 
 TESTS = Path(__file__).parents[1]
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import DECISION_LAG_STEPS, Observation
-from planner.events.event import Event, EventKind
+from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
@@ -53,17 +54,17 @@ def test_the_whole_log_of_two_stages_and_two_microbatches() -> None:
         Event(compute, "device-0", "", 0, 0, 0, 0, "F", 0.0, 1.0, 0),
         Event(receive, "device-1", "device-0", 0, 1, 0, 0, "F", 0.0, 2.5, 1000),
         Event(compute, "device-0", "", 0, 0, 1, 0, "F", 1.0, 2.0, 0),
-        Event(send, "device-0", "device-1", 0, 0, 0, 0, "F", 1.0, 2.0, 1000),
-        Event(send, "device-0", "device-1", 0, 0, 1, 0, "F", 2.0, 3.0, 1000),
+        Event(send, "device-0", "device-1", 0, 0, 0, 0, "F", 1.0, 2.0, 1000, arrived_s=2.5),
+        Event(send, "device-0", "device-1", 0, 0, 1, 0, "F", 2.0, 3.0, 1000, arrived_s=3.5),
         Event(receive, "device-0", "device-1", 0, 0, 0, 0, "B", 2.0, 10.0, 1000),
         Event(compute, "device-1", "", 0, 1, 0, 0, "F", 2.5, 4.5, 0),
         Event(compute, "device-1", "", 0, 1, 0, 0, "B", 4.5, 8.5, 0),
-        Event(send, "device-1", "device-0", 0, 1, 0, 0, "B", 8.5, 9.5, 1000),
+        Event(send, "device-1", "device-0", 0, 1, 0, 0, "B", 8.5, 9.5, 1000, arrived_s=10.0),
         Event(compute, "device-1", "", 0, 1, 1, 0, "F", 8.5, 10.5, 0),
         Event(compute, "device-0", "", 0, 0, 0, 0, "B", 10.0, 12.0, 0),
         Event(compute, "device-1", "", 0, 1, 1, 0, "B", 10.5, 14.5, 0),
         Event(receive, "device-0", "device-1", 0, 0, 1, 0, "B", 12.0, 16.0, 1000),
-        Event(send, "device-1", "device-0", 0, 1, 1, 0, "B", 14.5, 15.5, 1000),
+        Event(send, "device-1", "device-0", 0, 1, 1, 0, "B", 14.5, 15.5, 1000, arrived_s=16.0),
         Event(compute, "device-0", "", 0, 0, 1, 0, "B", 16.0, 18.0, 0),
     )
     assert (record.backend, record.decisions, record.losses) == ("simulated", (), ())
@@ -77,9 +78,12 @@ def test_the_whole_log_of_a_gradient_sum() -> None:
     assert record.events == (
         *(Event(EventKind.COMPUTE, name, "", 0, 0, 0, 0, "F", 0.0, 1.0, 0) for name in names),
         *(Event(EventKind.COMPUTE, name, "", 0, 0, 0, 0, "B", 1.0, 2.0, 0) for name in names),
-        *(Event(EventKind.SEND, a, b, 0, 0, -1, 0, "S", 2.0, 3.0, 16) for a, b in (names, names[::-1])),
+        *(Event(EventKind.SEND, a, b, 0, 0, -1, 0, "S", 2.0, 3.0, 16, arrived_s=3.25) for a, b in (names, names[::-1])),
         *(Event(EventKind.SYNC, name, "", 0, 0, -1, 0, "S", 2.0, 4.5, 32) for name in names),
-        *(Event(EventKind.SEND, a, b, 0, 0, -1, 0, "S", 3.25, 4.25, 16) for a, b in (names, names[::-1])),
+        *(
+            Event(EventKind.SEND, a, b, 0, 0, -1, 0, "S", 3.25, 4.25, 16, arrived_s=4.5)
+            for a, b in (names, names[::-1])
+        ),
     )
 
 
@@ -103,12 +107,18 @@ def test_a_device_begins_the_next_step_while_others_still_sum_gradients() -> Non
     assert first == [(0, "F", 0.0), (0, "B", 4.0), (1, "F", 6.0), (1, "B", 22.0)]
 
 
-def test_an_idle_policy_sees_each_step_once_and_changes_nothing() -> None:
+def test_an_idle_policy_sees_each_step_once_and_adds_only_probes() -> None:
     scenario, plan = swaying()
     policy = Idle()
     watched = Simulator().run(scenario, plan, policy, steps=6)
     assert policy.seen == list(range(6))
-    assert watched.events == Simulator().run(scenario, plan, None, steps=6).events
+    probes = [event for event in watched.events if event.action == PROBE_ACTION]
+    assert {(event.device, event.peer, event.step) for event in probes} == {
+        (*ends, step) for ends in (("device-0", "device-1"), ("device-1", "device-0")) for step in range(6)
+    }
+    assert len(probes) == 12
+    others = [event for event in watched.events if event.action != PROBE_ACTION]
+    assert others == Simulator().run(scenario, plan, None, steps=6).events
     assert watched.decisions == ()
 
 

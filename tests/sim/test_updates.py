@@ -335,7 +335,7 @@ def test_the_rows_of_an_update() -> None:
     sends = [event for event in record.events if event.kind is EventKind.SEND and event.action == UPDATE_ACTION]
     assert len(sends) == 2 * 6
     assert [row for row in sends if (row.device, row.peer, row.step) == ("device-1", "device-2", 0)] == [
-        Event(EventKind.SEND, "device-1", "device-2", 0, -1, -1, 0, UPDATE_ACTION, 5.0, 5.25, 250)
+        Event(EventKind.SEND, "device-1", "device-2", 0, -1, -1, 0, UPDATE_ACTION, 5.0, 5.25, 250, arrived_s=5.5)
     ]
     assert all(event.staleness == -1 for event in record.events if event.kind is not EventKind.UPDATE)
     assert sum(row.size_bytes for row in sends) == measure(record).wan_bytes == 2 * 2 * (125 + 250 + 500)

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.report.data.labels import PURPLE, VERMILLION, WORK_STYLES
-from experiments.report.data.link_rates import departing, mean_between
-from planner.events.event import OUT, UPDATE_ACTION, EventKind
+from experiments.report.data.link_rates import departing, mean_between, shown_ends_s
+from planner.events.event import OUT, PROBE_ACTION, UPDATE_ACTION, EventKind
 from planner.events.log import EventLog, as_log
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
@@ -118,7 +118,7 @@ def bars_of(record: RunRecord, devices: Mapping[str, str]) -> Bars:
     order = shown[np.argsort(start_s[shown], kind="stable")]
     peers = ("", *record.scenario.cluster.by_name)
     actions = tuple(sorted(set(log.texts("action").tolist())))
-    columns = {name: column[order] for name, column in log.columns.items()}
+    columns = {name: column[order] for name, column in log.columns.items()} | {"end_s": shown_ends_s(log)[order]}
     peer = np.maximum(_numbers(log, {name: place for place, name in enumerate(peers)}), 0)
     action = np.maximum(_numbers(log, {name: place for place, name in enumerate(actions)}), 0)
     sizes_bytes, size = np.unique(columns["size_bytes"], return_inverse=True)
@@ -157,6 +157,7 @@ def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
     region = np.array([_region(name, cluster) for name in log.names], np.int64)
     crosses = region[columns["device"]] != region[columns["peer"]]
     kind[(kind == SEND) & crosses] = WAN_SEND
+    kind[log.texts("action") == PROBE_ACTION] = -1
     return kind
 
 

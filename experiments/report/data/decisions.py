@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiments.report.data.labels import plan_at, rate_text
-from planner.adapt.policy import Observation, observe
+from planner.adapt.observation import Observation, Observer
 from planner.cost.network import nominal_path
 from planner.events.event import OUT, EventKind
 from planner.events.log import EventLog, as_log
@@ -25,7 +25,7 @@ def reasons(record: RunRecord) -> tuple[str, ...]:
     texts = []
     for number, decision in enumerate(record.decisions):
         step = decision.observed_step
-        seen = observe(log.take(np.flatnonzero(log.columns["step"] == step)), step, plan_at(record, step))
+        seen = Observer().observe(log.take(np.flatnonzero(log.columns["step"] == step)), step, plan_at(record, step))
         if decision.answers_departure:
             texts.append(_departure(record, log, number))
         else:

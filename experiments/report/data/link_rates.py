@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.events.event import Event, EventKind
+from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.events.log import EventLog, as_log
 from planner.plan.actions import Kind
 from planner.runs.record import RunRecord
@@ -23,11 +23,11 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages of one run over one link, in the order in which they ended.
+    """The messages of one run over one link, in the order in which they arrived.
 
     Attributes:
         starts_s: When the first byte of each message left, seconds from the start of the run, shape (messages,).
-        ends_s: When the last byte of each message left, seconds from the start of the run, shape (messages,).
+        ends_s: When the last byte of each message arrived, seconds from the start of the run, shape (messages,).
         size_bits: Bits of each message, shape (messages,).
     """
 
@@ -40,7 +40,8 @@ def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
     """Return the traffic of each link between regions that carried messages, by the link's name."""
     cluster, log = record.scenario.cluster, as_log(record.events)
     rows, starts_s = departing(log)
-    columns = {name: log.columns[name][rows] for name in ("device", "peer", "end_s", "size_bytes")}
+    columns = {name: log.columns[name][rows] for name in ("device", "peer", "size_bytes")}
+    ends_s = shown_ends_s(log)[rows]
     pairs, which = np.unique(columns["device"] * len(log.names) + columns["peer"], return_inverse=True)
     carried: defaultdict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(rows), np.bool_))
     for number, pair in enumerate(pairs.tolist()):
@@ -49,7 +50,7 @@ def wan_traffic(record: RunRecord) -> Mapping[str, Traffic]:
             for link in cluster.path(source, target):
                 carried[link.name] |= (which == number) & (columns["size_bytes"] > 0)
     return {
-        name: Traffic(starts_s[own], columns["end_s"][own], 8.0 * columns["size_bytes"][own])
+        name: Traffic(starts_s[own], ends_s[own], 8.0 * columns["size_bytes"][own])
         for name, own in carried.items()
         if own.any()
     }
@@ -114,23 +115,29 @@ def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], co
 
 
 def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return the sends, migrated layers included, in the order in which they ended, and when their bytes left.
+    """Return the sends, migrated layers included, in the order in which they arrived, and when their bytes left.
 
     A send event starts when the message is queued. Messages from one device to another leave one after the other: a
-    message that is queued while an earlier one leaves has to wait.
+    message that is queued before the earlier one has arrived is shown to leave at that arrival. Probes are left out.
 
     Returns:
         Rows of the sends in the log, and when their bytes began to leave, seconds from the start of the run; both of
         shape (sends,).
     """
-    sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE))
-    start_s, end_s = log.columns["start_s"][sends], log.columns["end_s"][sends]
+    sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE) & (log.texts("action") != PROBE_ACTION))
+    start_s, end_s = log.columns["start_s"][sends], shown_ends_s(log)[sends]
     channel = log.columns["device"][sends] * len(log.names) + log.columns["peer"][sends]
     order = np.lexsort((start_s, end_s, channel))
     left_s, follows = start_s[order], np.diff(channel[order]) == 0
     left_s[1:] = np.where(follows, np.maximum(left_s[1:], end_s[order][:-1]), left_s[1:])
     in_time = np.lexsort((start_s[order], end_s[order]))
     return sends[order][in_time], left_s[in_time]
+
+
+def shown_ends_s(log: EventLog) -> FloatArray:
+    """Return when each event of a log ends in charts, seconds, shape (events,): a send ends when it arrives."""
+    ends_s: FloatArray = np.maximum(log.columns["end_s"], log.columns["arrived_s"])
+    return ends_s
 
 
 def fed_stage(send: Event) -> int:

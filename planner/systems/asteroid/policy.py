@@ -26,7 +26,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from planner.adapt.migration import Migration, migration_between
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.cost.layers import mean_compute_s
 from planner.plan.plan import Pipeline, Plan, Replica, Stage

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.adapt.migration import migration_between, migration_time_s
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.cost.network import payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from math import ceil
 
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.microbatches import even_cut

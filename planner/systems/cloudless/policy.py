@@ -15,7 +15,7 @@ repeated.
 
 from dataclasses import replace
 
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s

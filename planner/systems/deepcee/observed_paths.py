@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.adapt.policy import Observation, PathObservation
+from planner.adapt.observation import Observation, PathObservation
 from planner.cost.link_sharing import sharers
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.scenario.cluster import Cluster

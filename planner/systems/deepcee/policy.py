@@ -13,7 +13,7 @@ The global batch never changes.
 from dataclasses import replace
 
 from planner.adapt.migration import migration_between, migration_time_s
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario

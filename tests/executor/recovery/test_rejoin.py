@@ -15,7 +15,8 @@ import pytest
 from executor.backend import TorchBackend
 from executor.core.liveness import beat_path
 from executor.rank.telemetry import read_samples
-from planner.adapt.policy import DECISION_LAG_STEPS, Observation
+from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.training.models.loading import load_model
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.events.event import Event, EventKind
 from planner.files.scenario import read_scenario

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from planner.adapt.policy import Observation, Policy
+from planner.adapt.observation import Observation
+from planner.adapt.policy import Policy
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import LearningRateSchedule, Optimizer

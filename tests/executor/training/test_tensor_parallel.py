@@ -19,7 +19,7 @@ from executor.training.parallel_layout import check_layouts
 from executor.training.split_backward import splittable
 from executor.training.tensor_parallel import ShardedLinear, parameter_parts, shard_layer
 from executor.validate import check_supported
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation

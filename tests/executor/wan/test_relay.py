@@ -23,7 +23,7 @@ from executor.backend import TorchBackend, choose_emulator
 from executor.wan.emulated_link import EmulatedLink, RateCurve, queue_bytes
 from executor.wan.packets import InTransitQueue, Route, count_segments, frames_bytes, without_segments
 from executor.wan.testbed import missing
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.cost.network import PAYLOAD_BYTES
 from planner.events.event import EventKind
 from planner.plan.plan import Plan

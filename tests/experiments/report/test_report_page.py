@@ -24,7 +24,7 @@ from experiments.report.html.run_page import write_run_page
 from experiments.report.html.tables import decision_rows, run_rows, verdict
 from experiments.runs.folder import write_record
 from experiments.verbs.report import names_of
-from planner.adapt.policy import observe
+from planner.adapt.observation import Observer
 from planner.events.event import EventKind
 from planner.events.log import as_log
 from planner.runs.memory_timeline import MemoryTimeline
@@ -150,7 +150,7 @@ def test_a_reason_names_the_link_that_changed_and_both_rates() -> None:
     drop = next(number for number, each in enumerate(record.decisions) if 7 < seen_s(record, each.observed_step) < 17)
     step = record.decisions[drop].observed_step
     plan = record.decisions[drop - 1].plan if drop else record.plan
-    rates = {(p.source, p.target): p.rate_bps for p in observe(record.events, step, plan).paths}
+    rates = {(p.source, p.target): p.rate_bps for p in Observer().observe(record.events, step, plan).paths}
     assert f"{rates['device-0', 'device-1'] / 1e6:.3g} Mbit/s" in reasons(record)[drop]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 
 

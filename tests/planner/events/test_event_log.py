@@ -127,9 +127,8 @@ def test_a_log_is_no_key_and_no_text() -> None:
     assert EventLog.from_events([EVENT]) != 1
 
 
-def test_a_file_from_before_staleness_was_written_still_reads(tmp_path: Path) -> None:
-    table = to_table([EVENT]).drop_columns(["staleness"])
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    table = to_table([EVENT]).drop_columns(["late_s"])
     pq.write_table(table, tmp_path / "events.parquet")
-    (event,) = read_events(tmp_path / "events.parquet")
-    assert event.staleness == -1
-    assert as_log([event]) == [event]
+    with pytest.raises(ValueError, match=r"events\.parquet has the columns .*, arrived_s; it is of another version"):
+        read_events(tmp_path / "events.parquet")

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from executor.core.step_program import compile_plan
-from planner.adapt.policy import Observation, PathObservation
+from planner.adapt.observation import Observation, PathObservation
 from planner.check import check_plan
 from planner.plan.actions import Kind
 from planner.plan.plan import EXPLICIT, ORDERS, Plan

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure, step_ends_s

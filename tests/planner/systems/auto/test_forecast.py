@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.policy import Observation, PathObservation
+from planner.adapt.observation import Observation, PathObservation
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecast import (

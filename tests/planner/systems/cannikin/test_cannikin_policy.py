@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import Observation, observe
+from planner.adapt.observation import Observation, Observer
 from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
@@ -42,7 +42,7 @@ def samples_of(plan: Plan) -> list[int]:
 
 def observed(scenario: Scenario, plan: Plan) -> Observation:
     """What a simulated step of a plan shows."""
-    return observe(Simulator().run(scenario, plan, None, 1).events, 0, plan)
+    return Observer().observe(Simulator().run(scenario, plan, None, 1).events, 0, plan)
 
 
 def settled(scenario: Scenario, plan: Plan, policy: CannikinPolicy | None = None, steps: int = 6) -> Plan:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.core.step_program import compile_plan
-from planner.adapt.policy import Observation
+from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import measure

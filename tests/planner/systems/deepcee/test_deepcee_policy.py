@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.core.step_program import compile_plan
-from planner.adapt.policy import Observation, PathObservation
+from planner.adapt.observation import Observation, PathObservation
 from planner.check import check_plan
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.plan import Plan

@@ -1,0 +1,111 @@
+"""What a policy observes of a step, computed from the rows of the step; the same code serves both backends.
+
+Nothing that a scenario declares is used. The delay of a message is the time from the sender's call to the arrival of
+its last byte. It consists of the time in the sender's queue, the transmission time and the propagation delay.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from planner.events.event import PROBE_ACTION, Event, EventKind
+from planner.plan.plan import Plan
+
+# Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages: before
+# the first message in the first step, before the second one in the second step, and so on in turn, so that some probes
+# find an empty queue.
+PROBE_BYTES = 16
+
+# Number of steps over which the least delay of a path is its propagation delay.
+WINDOW_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PathObservation:
+    """Traffic from device ``source`` to device ``target`` during a step.
+
+    Attributes:
+        size_bytes: Bytes of all messages in the step, without probes.
+        busy_s: Time in which at least one message was being sent, seconds.
+        latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
+            least delay of any message, probes included, in the last `WINDOW_STEPS` steps that used the path. None
+            if there was no probe; ``busy_s`` then includes the delay.
+        queue_s: Mean time that a message waited for earlier messages of the path, seconds.
+    """
+
+    source: str
+    target: str
+    size_bytes: int
+    busy_s: float
+    latency_s: float | None
+    queue_s: float = 0.0
+
+    @property
+    def rate_bps(self) -> float:
+        """Mean rate while busy, bits per second."""
+        return 8 * self.size_bytes / self.busy_s
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Measurements of one step.
+
+    Attributes:
+        compute_s: Pairs (device, seconds of compute), sorted by device name.
+        paths: Paths that carried bytes, sorted by source and target names.
+        gone: Devices of the plan that have left during the step; usually empty. If not, the step is unfinished, its
+            events so far are observed, and it is repeated with the plan that the policy returns.
+        away: Devices of the cluster that are known to be absent now, whether the plan names them or not; a new plan
+            must not name them.
+        end_s: End of the step's last event, seconds from the start of the run. Since steps overlap, a step's duration
+            is the difference between its ``end_s`` and the ``end_s`` of the previous step.
+    """
+
+    step: int
+    plan: Plan
+    compute_s: tuple[tuple[str, float], ...]
+    paths: tuple[PathObservation, ...]
+    gone: tuple[str, ...] = ()
+    away: tuple[str, ...] = ()
+    end_s: float = 0.0
+
+
+class Observer:
+    """Computes the observations of a run, one step after the other."""
+
+    def __init__(self) -> None:
+        # By path: the least delay of each of the last steps, and when the last message had left the sender, in seconds.
+        self._delays_s: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_STEPS))
+        self._left_s: dict[tuple[str, str], float] = {}
+
+    def observe(self, events: Iterable[Event], step: int, plan: Plan) -> Observation:
+        """Return the observation of ``step``, which ran ``plan``; events of other steps are ignored."""
+        compute: defaultdict[str, float] = defaultdict(float)
+        sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
+        end_s = 0.0
+        for event in sorted((e for e in events if e.step == step), key=lambda e: (e.start_s, e.end_s, e.device)):
+            end_s = max(end_s, event.end_s)
+            if event.kind is EventKind.COMPUTE:
+                compute[event.device] += event.end_s - event.start_s
+            elif event.kind is EventKind.SEND and event.arrived_s >= 0:
+                sends[event.device, event.peer].append(event)
+        seen = [self._path(source, target, sends[source, target]) for source, target in sorted(sends)]
+        paths = tuple(path for path in seen if path.busy_s > 0 and path.size_bytes)
+        return Observation(step, plan, tuple(sorted(compute.items())), paths, end_s=end_s)
+
+    def _path(self, source: str, target: str, sends: Sequence[Event]) -> PathObservation:
+        """Return what the sends of a step, sorted by start, show of their path."""
+        path, delays_s = (source, target), self._delays_s[source, target]
+        if any(send.action == PROBE_ACTION for send in sends):
+            delays_s.append(min(send.arrived_s - send.start_s for send in sends))
+        delay_s = min(delays_s, default=0.0)
+        size_bytes, busy_s, queue_s = 0, 0.0, 0.0
+        messages = [send for send in sends if send.action != PROBE_ACTION]
+        for send in messages:
+            begun_s, left_s = max(send.start_s, self._left_s.get(path, send.start_s)), send.arrived_s - delay_s
+            size_bytes += send.size_bytes
+            busy_s += max(0.0, left_s - begun_s)
+            queue_s += begun_s - send.start_s
+            self._left_s[path] = max(begun_s, left_s, self._left_s.get(path, left_s))
+        latency_s = delay_s if delays_s else None
+        return PathObservation(source, target, size_bytes, busy_s, latency_s, queue_s / max(1, len(messages)))
