@@ -20,7 +20,7 @@ from executor.core.job import JobFolder, rank_devices
 from executor.core.liveness import start_beating
 from executor.core.messages import SessionSpec
 from executor.core.step_program import compile_plan
-from executor.core.subprocesses import die_with_parent
+from executor.core.subprocesses import die_with_parent, end_sleeps_in_time
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
@@ -73,6 +73,7 @@ def main(agent: str, folder: str) -> None:
 def join_job(agent: str, folder: str) -> ControlClient:
     """Connect this process as a rank to the head; from now on the process ends with its agent."""
     die_with_parent(int(agent))
+    end_sleeps_in_time()
     keep_freed_memory()
     enter_device_network()
     job, rank = JobFolder(Path(folder)), int(os.environ["RANK"])

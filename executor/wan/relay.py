@@ -6,7 +6,6 @@ It creates the devices' namespaces, prints their paths in rank order as a JSON l
 ends it. Then it writes a `RelayReport` to the job's folder.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Never
 
 from executor.core.clock import read_origin
 from executor.core.job import JobFolder, rank_devices
-from executor.core.subprocesses import die_with_parent
+from executor.core.subprocesses import die_with_parent, end_sleeps_in_time
 from executor.wan.emulated_link import EmulatedLink, LinkCount
 from executor.wan.linux import (
     HOST_TCP,
@@ -139,7 +138,6 @@ _BATCH = 32
 # The share of wake-ups whose lateness is reported.
 _LATE_SHARE = 0.01
 
-_PR_SET_TIMERSLACK = 29
 
 # Maps pairs of ranks, sender and receiver, to the links between them in order.
 EmulatedPaths = Mapping[tuple[int, int], tuple[EmulatedLink, ...]]
@@ -273,8 +271,8 @@ def main(parent: str, folder: str, tcp: str) -> None:
         tcp_misses = set_tcp(wanted)
         devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
     relay = Relay(paths, control, devices, job.origin)
-    # Have the kernel wake this process without slack, and avoid pauses for garbage collection.
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+    end_sleeps_in_time()
+    # Avoid pauses for garbage collection.
     gc.disable()
     print(json.dumps([f"/proc/{os.getpid()}/fd/{namespace}" for namespace in namespaces]), flush=True)
     try:
