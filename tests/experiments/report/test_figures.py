@@ -14,7 +14,7 @@ from experiments.report.data.link_rates import busiest, capacity_bps, departing,
 from experiments.report.data.run_view import run_views
 from experiments.report.figures.gantt import draw_gantt
 from experiments.report.figures.run_figure import draw_runs
-from planner.events.event import Event, EventKind
+from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.events.log import as_log
 from planner.runs.record import RunRecord
 from sim.simulator import Simulator
@@ -114,7 +114,7 @@ def test_used_rates_add_up_to_the_bytes_sent_and_stay_below_capacity() -> None:
     links = {link.name: link for link in record.scenario.cluster.links}
     sent: Counter[str] = Counter()
     for event in record.events:
-        if event.kind is EventKind.SEND:
+        if event.kind is EventKind.SEND and event.action != PROBE_ACTION:
             sent[f"{event.device}->{event.peer}".replace("device", "region")] += 8 * event.size_bytes
     assert set(traffic) == set(sent)
     for name, messages in traffic.items():

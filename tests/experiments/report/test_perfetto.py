@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.report.perfetto import trace_events, write_perfetto
-from planner.events.event import EventKind
+from planner.events.event import PROBE_ACTION, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
@@ -40,7 +40,7 @@ def test_every_event_of_the_record_is_there_once() -> None:
     record = simulated()
     slices = events_of([record], "X")
     for kind in (EventKind.COMPUTE, EventKind.SEND, EventKind.RECEIVE):
-        expected = sum(event.kind is kind for event in record.events)
+        expected = sum(event.kind is kind and event.action != PROBE_ACTION for event in record.events)
         assert sum(each["cat"] == kind for each in slices) == expected
     assert all(each["dur"] >= 0 for each in slices)
     first = next(event for event in record.events if event.kind is EventKind.COMPUTE)
@@ -77,12 +77,13 @@ def test_arrows_lead_from_each_send_to_the_compute_that_uses_it() -> None:
     slices = {(each["pid"], each["tid"], each["ts"]): each for each in events_of([simulated()], "X")}
     starts, ends = ({each["id"]: each for each in events_of([simulated()], phase)} for phase in "sf")
     assert set(starts) == set(ends)
-    assert len(starts) == sum(event.kind is EventKind.SEND for event in simulated().events)
+    sent = [event for event in simulated().events if event.kind is EventKind.SEND]
+    assert len(starts) == sum(event.action != PROBE_ACTION for event in sent)
     for number, start in starts.items():
-        sent = slices[start["pid"], start["tid"], start["ts"]]
+        shown = slices[start["pid"], start["tid"], start["ts"]]
         used = slices[ends[number]["pid"], ends[number]["tid"], ends[number]["ts"]]
-        assert sent["name"] == f"send {used['name']}"
-        assert sent["ts"] + sent["dur"] <= used["ts"] + 1e-4
+        assert shown["name"] == f"send {used['name']}"
+        assert shown["ts"] + shown["dur"] <= used["ts"] + 1e-4
 
 
 def test_decisions_are_instants() -> None:

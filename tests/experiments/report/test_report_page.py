@@ -25,7 +25,7 @@ from experiments.report.html.tables import decision_rows, run_rows, verdict
 from experiments.runs.folder import write_record
 from experiments.verbs.report import names_of
 from planner.adapt.observation import Observer
-from planner.events.event import EventKind
+from planner.events.event import PROBE_ACTION, EventKind
 from planner.events.log import as_log
 from planner.runs.memory_timeline import MemoryTimeline
 from planner.runs.record import RunRecord
@@ -43,12 +43,16 @@ def test_every_event_but_decisions_and_outages_has_a_bar_with_its_times() -> Non
     log = as_log(record.events)
     rows, starts_s = departing(log)
     sends = zip(log.take(rows), starts_s, strict=True)
-    sent_from = {(event.device, event.peer, event.end_s): start_s for event, start_s in sends}
+    sent_from = {(event.device, event.peer, event.arrived_s): start_s for event, start_s in sends}
     for event in record.events:
+        end_s = event.end_s
+        if event.action == PROBE_ACTION:
+            continue
         if event.kind is EventKind.COMPUTE:
             kind, start_s = kinds[event.action], event.start_s
         elif event.kind is EventKind.SEND:
-            kind, start_s = WAN_SEND, sent_from[event.device, event.peer, event.end_s]
+            end_s = event.arrived_s
+            kind, start_s = WAN_SEND, sent_from[event.device, event.peer, end_s]
         elif event.kind is EventKind.RECEIVE:
             kind, start_s = WAIT, event.start_s
         elif event.kind is EventKind.FAULT and event.action == "absent":
@@ -56,7 +60,7 @@ def test_every_event_but_decisions_and_outages_has_a_bar_with_its_times() -> Non
         else:
             continue
         peer = event.peer if event.peer in DEVICES else ""
-        wanted[kind, event.device, start_s, event.end_s, event.step, event.microbatch, peer, event.size_bytes] += 1
+        wanted[kind, event.device, start_s, end_s, event.step, event.microbatch, peer, event.size_bytes] += 1
     assert Counter(rows_of(bars)) == wanted
     assert (np.diff(bars.start_s) >= 0).all()
 
