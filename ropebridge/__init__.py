@@ -198,7 +198,7 @@ def simulate(
     >>> record.metrics.step_s.round(1).tolist()
     [0.5, 0.5, 0.3, 0.3]
     >>> (record.event_frame.kind == "send").sum().item()
-    96
+    104
     """
     from experiments.runs.carry_out import bounded, carry_out
     from sim.simulator import Simulator

@@ -1,7 +1,7 @@
 """An epoch of a run: steps for which devices, layers and connections stay where they are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
 from sim.async_updates import AsyncUpdates, UpdateMessage
+from sim.backups import BackupFlows, BackupMessage
 from sim.engine import PostedReceives, StepEngine
 from sim.kernel.devices import make_devices
 from sim.migration import LayerMessage, StateTransfer, migrate_event
@@ -45,8 +46,10 @@ class Epoch:
         """Return when a device can begin to send or to compute, seconds from the start of the run."""
         return self.ready_s.get(device, self.earliest_s)
 
-    def communicating_pairs(self, scenario: Scenario, *, adapts: bool) -> dict[tuple[str, str], bool]:
-        """Return the pairs (source, target) of devices that communicate; True if also outside of steps.
+    def communicating_pairs(
+        self, scenario: Scenario, backups: Iterable[LayerTransfer], *, adapts: bool
+    ) -> dict[tuple[str, str], bool]:
+        """Return the pairs (source, target) of devices that communicate; True if also outside of a step's graph.
 
         With ``adapts``, a later plan may let any devices of neighbouring stages communicate.
         """
@@ -57,7 +60,7 @@ class Epoch:
         for pipeline in self.plan.pipelines if adapts else ():
             pairs |= dict.fromkeys(between_stages(pipeline), False)
         pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(self.plan, scenario)}
-        return pairs | {(each.source, each.target): True for each in self.transfers}
+        return pairs | {(each.source, each.target): True for each in (*self.transfers, *backups)}
 
 
 class EpochRun:
@@ -70,6 +73,7 @@ class EpochRun:
         adaptation: Adaptation | None,
         stop: StopCondition,
         recorder: Recorder,
+        backup_every: int = 0,
     ) -> None:
         plan = epoch.plan
         actors = compile_step(plan, scenario).actors
@@ -80,7 +84,8 @@ class EpochRun:
         self._devices.clock_s[:] = [max(map(epoch.ready_at_s, group)) for group in self._groups]
         clocks_s = [*self._devices.clock_s.tolist(), *(epoch.ready_at_s(each.source) for each in epoch.transfers)]
         self._environment = simpy.Environment(min(clocks_s))
-        pairs = epoch.communicating_pairs(scenario, adapts=adaptation is not None)
+        self._backups = BackupFlows(plan, scenario, backup_every, epoch.first_step)
+        pairs = epoch.communicating_pairs(scenario, self._backups.moves, adapts=adaptation is not None)
         self.network = Network(self._environment, scenario, pairs, plan.connections)
         self.gate = StepGate(scenario, adaptation, stop, len(actors), epoch.first_step)
         self.steps = StepRuns(plan, adaptation, scenario, self.network)
@@ -156,6 +161,8 @@ class EpochRun:
                 if actor is not None:
                     self._devices.clock_s[actor] = max(self._devices.clock_s[actor], message.arrived_s)
                     self._enter(self.gate.first_step, [actor])
+            case BackupMessage():
+                self._recorder.add(self._backups.arrive(message))
             case UpdateMessage():
                 self._recorder.add(self.updates.send_event(message))
                 for number, actor in self.updates.arrive(message):
@@ -187,6 +194,9 @@ class EpochRun:
         if self.updates.edges:
             admitted = [actor for actor in admitted if self._has_updates(number, actor)]
         if admitted:
+            for actor in admitted:
+                clock_s = float(self._devices.clock_s[actor])
+                self._backups.begin(self.network, number, self._groups[actor], clock_s)
             self._engine.start(number, admitted)
 
     def _has_updates(self, number: int, actor: int) -> bool:

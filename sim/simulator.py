@@ -25,10 +25,13 @@ class Simulator:
     Args:
         duration_s: Time from which no step starts, seconds from the start of the run; steps that have started are
             finished.
+        backup_every: Number of steps between copies of the state that devices send to others, as in a real run with
+            ``--backup-every``; 0 for no copies.
     """
 
-    def __init__(self, duration_s: float = math.inf) -> None:
+    def __init__(self, duration_s: float = math.inf, backup_every: int = 0) -> None:
         self._duration_s = duration_s
+        self._backup_every = backup_every
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
         """Simulate ``steps`` training steps, or only those that start before ``duration_s``.
@@ -42,7 +45,8 @@ class Simulator:
         if self._duration_s == math.inf:
             check_traces_last(scenario, plan, steps)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
-        events = Run(scenario, plan, adaptation, StopCondition(steps, self._duration_s)).run()
+        stop = StopCondition(steps, self._duration_s)
+        events = Run(scenario, plan, adaptation, stop, self._backup_every).run()
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, events, decisions)
 
@@ -56,13 +60,17 @@ class Run:
 
     Args:
         adaptation: Decides the plans of later steps; None if all steps have the same plan.
+        backup_every: Number of steps between copies of the state; 0 for no copies.
     """
 
-    def __init__(self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition) -> None:
+    def __init__(
+        self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition, backup_every: int
+    ) -> None:
         self._scenario = scenario
         self._plan = plan
         self._adaptation = adaptation
         self._stop = stop
+        self._backup_every = backup_every
         devices = [device.name for device in scenario.cluster.devices]
         self._recorder = Recorder(devices, probes=adaptation is not None)
 
@@ -74,7 +82,9 @@ class Run:
         """
         epoch: Epoch | None = Epoch(self._plan)
         while epoch is not None:
-            epoch_run = EpochRun(self._scenario, epoch, self._adaptation, self._stop, self._recorder)
+            epoch_run = EpochRun(
+                self._scenario, epoch, self._adaptation, self._stop, self._recorder, self._backup_every
+            )
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
         for event in (*epoch_run.updates.events(), *fault_events(self._scenario.faults, epoch_run.now_s)):
             self._recorder.add(event)

@@ -141,7 +141,9 @@ def build_context(
     if run.first_step:
         for layer in layers_of(config.plan, config.device):
             compute.put_layer_state(one_layer(scenario, layer), first.row(layer))
-    backups = StateBackups(config.device, run.backup_every, scenario, compute, first) if config.recovers else None
+    backups = (
+        StateBackups(config.device, run.backup_every, scenario, compute, clock, first) if config.recovers else None
+    )
     checkpoints = None
     if run.checkpoint_every:
         checkpoints = Checkpointing(run, config.device, scenario, state, compute, give_up)

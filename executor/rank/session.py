@@ -228,7 +228,9 @@ class Session:
                 context.checkpoints.begin_step(step.step, step.plan)
             if context.backups is not None:
                 anew, durable = step.step == first, self._client.durable(step.step)
-                context.backups.begin_step(step.step, step.plan, durable, anew=anew, transport=transport)
+                context.backups.begin_step(
+                    step.step, step.plan, durable, anew=anew, transport=transport, rows=self._rows
+                )
 
         def end(step: int) -> None:
             if publisher is not None:

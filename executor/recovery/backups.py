@@ -2,18 +2,21 @@
 
 Every few steps each rank copies the state of its layers before the step, and sends layers that no other rank trains to
 a backup rank (planner/adapt/migration.py). When all copies before a step are complete, the head informs the ranks of
-this with the next plan, and they drop older copies. At most `_UNDER_WAY` steps have incomplete copies at a time; if
-links are slow, further copies are skipped.
+this with the next plan, and they drop older copies. At most `MOST_INCOMPLETE_BACKUPS` steps have incomplete copies at a
+time; if links are slow, further copies are skipped.
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
 import torch
 
+from executor.core.clock import RunClock
+from executor.core.events import EventRecorder
 from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.copies import Copies
@@ -21,7 +24,8 @@ from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
-from planner.adapt.migration import LayerTransfer, backup_moves, state_bytes
+from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves, state_bytes
+from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -60,10 +64,6 @@ def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tup
     return FirstState(run.first_step, CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).row)
 
 
-# The largest number of steps whose copies are not known to be complete on all ranks.
-_UNDER_WAY = 2
-
-
 class StateBackups:
     """Makes, keeps and restores the copies of one rank, over all sessions.
 
@@ -73,8 +73,15 @@ class StateBackups:
     """
 
     def __init__(
-        self, device: str, interval_steps: int, scenario: Scenario, compute: Compute, source: FirstState
+        self,
+        device: str,
+        interval_steps: int,
+        scenario: Scenario,
+        compute: Compute,
+        clock: RunClock,
+        source: FirstState,
     ) -> None:
+        self._clock = clock
         self._device = device
         self._interval_steps = interval_steps
         self._scenario = scenario
@@ -105,11 +112,14 @@ class StateBackups:
         """Mark the layers of this rank under a plan as trained, so that `source` no longer has their state."""
         self._untouched -= layers_of(plan, self._device)
 
-    def begin_step(self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport) -> None:
+    def begin_step(
+        self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport, rows: EventRecorder
+    ) -> None:
         """Copy this rank's layers before a step if a copy is due, by the same rule on all ranks of the step's plan.
 
         ``durable`` is the newest step before which copies were complete when the plan was decided. With ``anew`` layers
-        have changed devices before the step, so that a copy is due. ``transport`` carries copies for backup ranks.
+        have changed devices before the step, so that a copy is due. ``transport`` carries copies for backup ranks, and
+        ``rows`` records when they were sent.
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)
@@ -119,7 +129,11 @@ class StateBackups:
             self._begun = [each for each in self._begun if each >= durable]
             self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
             under_way = sum(each > durable for each in self._begun)
-            if not (anew or step % self._interval_steps == 0) or step in self._begun or under_way >= _UNDER_WAY:
+            if (
+                not (anew or step % self._interval_steps == 0)
+                or step in self._begun
+                or under_way >= MOST_INCOMPLETE_BACKUPS
+            ):
                 return
         moves = backup_moves(plan, self._scenario)
         with self._lock:
@@ -132,7 +146,9 @@ class StateBackups:
                 arrived = self._arrival(step, move, sizes)
                 transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
             if move.source == self._device:
-                transport.send(move.target, backup_tag(step, number), self.state(step, move), float("-inf"))
+                state, start_s = self.state(step, move), self._clock.now_s()
+                departed = partial(self._sent, rows, step, move, state.numel(), start_s)
+                transport.send(move.target, backup_tag(step, number), state, start_s, departed)
 
     def copy(self, step: int) -> None:
         """Copy the present state of this rank's layers, which is that before ``step``."""
@@ -180,6 +196,12 @@ class StateBackups:
             assert layer in self._untouched, layer
             return self._source.row(layer)
         return copy
+
+    def _sent(
+        self, rows: EventRecorder, step: int, move: LayerTransfer, size_bytes: int, start_s: float, end_s: float
+    ) -> None:
+        place = (move.source, move.target, -1, -1, -1, step, BACKUP_ACTION)
+        rows.log(Event(EventKind.BACKUP, *place, start_s, end_s, size_bytes))
 
     def _arrival(self, step: int, move: LayerTransfer, sizes: Sequence[int]) -> Callable[[RecvHandle], None]:
         def arrived(handle: RecvHandle) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.options import (
+    BackupOption,
     DynamicOption,
     FolderOption,
     JsonOption,
@@ -82,6 +83,7 @@ def simulate(
     dynamic: DynamicOption = False,
     orders: OrdersOption = None,
     policy: PolicyOption = "none",
+    backup_every: BackupOption = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.", show_default="20")] = None,
     duration: Annotated[
         str | None,
@@ -98,7 +100,7 @@ def simulate(
     count, duration_s = bounded(steps, duration)
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
-    record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s))
+    record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s, backup_every))
     say(present(record, as_json))
 
 

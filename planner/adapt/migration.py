@@ -187,6 +187,10 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
     return holders
 
 
+# The largest number of steps whose backups are incomplete at a time; if links are slow, further backups are skipped.
+MOST_INCOMPLETE_BACKUPS = 2
+
+
 def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
     """Return the transfers that update all backups of a plan, sorted by layer, so that all devices agree on them."""
     owners = {layer: replica.device for stage in plan.stages for replica in stage.replicas for layer in stage.layers}

@@ -23,6 +23,7 @@ class EventKind(StrEnum):
     UPDATE = "update"
     FAULT = "fault"
     MIGRATE = "migrate"
+    BACKUP = "backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Event:
     - ``fault``: while a device is absent or hangs, or a link is out; ``action`` is ``absent``, ``hangs`` or ``out``.
       For a link, ``device`` and ``peer`` are its ends.
     - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first step of the new plan.
+    - ``backup``: as ``send``, for a copy of the state of layers before ``step``, which another device keeps.
 
     ``pipeline``, ``stage``, ``microbatch`` and ``step`` are indices, -1 where they do not apply. Times are in seconds
     from the start of the run. In a real run they are readings of the clock of the rank that saw the start or the end,
@@ -47,11 +49,11 @@ class Event:
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
         action: F (forward), B (whole backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
-            pipeline; M: migration of layers; P: probe of a path; or the kind of a fault.
-        size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update and migrate.
+            pipeline; M: migration of layers; P: probe of a path; K: backup; or the kind of a fault.
+        size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update, migrate and backup.
         staleness: Number of the receiver's steps that another pipeline's update did not include; -1 for other events.
-        arrived_s: Arrival of the last byte of a send or migration, by the receiver's clock; -1 for other events, and if
-            nothing has arrived.
+        arrived_s: Arrival of the last byte of a send, migration or backup, by the receiver's clock; -1 for other
+            events, and if no arrival was seen.
         late_s: How much later than planned an action of paced compute ended, seconds, because the machine was busy; 0
             for other events.
     """
@@ -76,6 +78,7 @@ SYNC_ACTION = "S"
 UPDATE_ACTION = "U"
 MIGRATE_ACTION = "M"
 PROBE_ACTION = "P"
+BACKUP_ACTION = "K"
 
 _ARROW: dict[Any, pa.DataType] = {EventKind: pa.string(), str: pa.string(), int: pa.int32(), float: pa.float64()}
 _SCHEMA = pa.schema(

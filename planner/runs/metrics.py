@@ -173,7 +173,7 @@ def _busy_s(log: EventLog) -> dict[str, float]:
 
 def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
     """Return ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic."""
-    rows = log.is_a(EventKind.SEND, EventKind.MIGRATE)
+    rows = log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP)
     ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
     pairs, which = np.unique(ends, return_inverse=True)
     sums = np.zeros(len(pairs), np.int64)

@@ -1,7 +1,8 @@
 """Weighted means of the path rates, path latencies and compute slow-downs that a policy observes during a run.
 
 `ObservedPaths` keeps, for each path, the mean time per bit and the mean latency and, for each device, the mean ratio of
-its compute time to the profile. The means of an unused path gradually return to the declared values.
+its compute time to the profile. What the scenario declares counts for paths that were never used only; the means of a
+path that is no longer used gradually return to it.
 """
 
 from collections import defaultdict
@@ -58,7 +59,13 @@ class ObservedPaths:
         learn_slowdowns(self.slowdown, observation, self._scenario)
 
     def _joined(self, seen: PathObservation) -> ConstantRatePath:
-        before = self.path(seen.source, seen.target)
+        """Return the means with a path's newest observation; the first one replaces what the scenario declares."""
+        pair = (seen.source, seen.target)
+        before = self.path(*pair)
+        if pair not in self._paths:
+            latency_s = before.latency_s if seen.latency_s is None else max(0.0, seen.latency_s)
+            jitter_s = before.jitter_s if seen.latency_s is None else 0.0
+            return ConstantRatePath(seen.rate_bps, latency_s, jitter_s=jitter_s)
         # Seconds per bit are averaged, not bits per second, since times add up.
         seconds_per_bit = _mean(NEWEST_WEIGHT, 1 / seen.rate_bps, 1 / before.rate_bps)
         latency_s, jitter_s = before.latency_s, before.jitter_s

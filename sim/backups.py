@@ -1,0 +1,76 @@
+"""Copies of layers that devices send to their backup ranks while training goes on, as `run --backup-every` does."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
+from planner.events.event import BACKUP_ACTION, Event, EventKind
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from sim.network.connection import Message
+from sim.network.network import Network
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class BackupMessage(Message):
+    """A message with the copy of layers before step ``step``."""
+
+    transfer: LayerTransfer
+
+
+class BackupFlows:
+    """The copies of one epoch.
+
+    A device copies the layers that no other device trains when it begins a step, and sends them to their backup rank,
+    which posts the receive when it begins the step itself. Copies are made before the first step of the epoch, and
+    before every step whose number is a multiple of ``interval_steps``, but not while those of two earlier steps are
+    incomplete.
+
+    Args:
+        interval_steps: Number of steps between two copies; 0 for none.
+    """
+
+    def __init__(self, plan: Plan, scenario: Scenario, interval_steps: int, first_step: int) -> None:
+        self._interval_steps = interval_steps
+        self._first_step = first_step
+        self.moves = backup_moves(plan, scenario) if interval_steps else ()
+        self._waits_for_notice = scenario.effects.network.ready_notice
+        # By step: when devices have begun it, whether copies are made, and how many of them have not arrived.
+        self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._is_due: dict[int, bool] = {}
+        self._missing: dict[int, int] = {}
+
+    def begin(self, network: Network, step: int, devices: Sequence[str], now_s: float) -> None:
+        """Send the copies of devices that begin a step at ``now_s``; their backup ranks post the receives likewise."""
+        if not self._is_due_at(step):
+            return
+        begun_s = self._begun_s[step]
+        begun_s |= dict.fromkeys(devices, now_s)
+        for move in self.moves:
+            ends = {move.source, move.target}
+            if not ends.isdisjoint(devices) and ends <= begun_s.keys():
+                message = BackupMessage(step, -1, move.size_bytes, begun_s[move.source], transfer=move)
+                if self._waits_for_notice:
+                    message.posted_s = begun_s[move.target]
+                network.connection(move.source, move.target).send(message)
+
+    def _is_due_at(self, step: int) -> bool:
+        """Return whether copies are made before a step; the first device that begins the step decides this."""
+        if self.moves and step not in self._is_due:
+            # Devices are ahead of SimPy's clock, and count a copy on its way as incomplete. In the executor too, ranks
+            # hear of complete copies up to two steps later.
+            incomplete = sum(count > 0 for count in self._missing.values())
+            wanted = step == self._first_step or step % self._interval_steps == 0
+            self._is_due[step] = wanted and incomplete < MOST_INCOMPLETE_BACKUPS
+            if self._is_due[step]:
+                self._missing[step] = len(self.moves)
+        return self._is_due.get(step, False)
+
+    def arrive(self, message: BackupMessage) -> Event:
+        """Record an arrived copy; return the event of sending it."""
+        self._missing[message.step] -= 1
+        move = message.transfer
+        place = (move.source, move.target, -1, -1, -1, message.step, BACKUP_ACTION)
+        times_s = (message.ready_s, message.departed_s)
+        return Event(EventKind.BACKUP, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s)
