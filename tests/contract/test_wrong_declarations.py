@@ -1,4 +1,4 @@
-"""Link files that are wrong: what a policy observes, and what it decides, is that of the true links in both backends."""
+"""Link files that are wrong: what a policy observes and decides is what the true links demand, in both backends."""
 
 import math
 from collections.abc import Callable
@@ -99,6 +99,7 @@ def test_a_simulated_policy_decides_by_the_true_links(
     assert right.seen[-1].plan == wrong.seen[-1].plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "backend"),
     [
@@ -107,7 +108,6 @@ def test_a_simulated_policy_decides_by_the_true_links(
             Effects(network=WIDE_AREA_TCP),
             lambda: TorchBackend("paced", emulator="relay"),
             id="relay",
-            marks=pytest.mark.slow,
         ),
     ],
 )
