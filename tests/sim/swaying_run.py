@@ -89,12 +89,20 @@ def moving() -> RunRecord:
     return Simulator().run(replace(scenario, faults=(Absence("device-4", ends_s[-3]),)), plan, policy, STEPS)
 
 
+def copying() -> RunRecord:
+    """The layers of the last stage, which only one device trains, are copied to the first one."""
+    scenario, _ = swaying()
+    plan = layered_plan(scenario, [([(1, 2, 2), (3, 1, 1)], [5] * 4)])
+    return Simulator(backup_every=2).run(scenario, plan, None, STEPS)
+
+
 RUNS: Mapping[str, Callable[[], RunRecord]] = {
     "adapting": adapting,
     "fixed": fixed,
     "choosing": choosing,
     "updating": updating,
     "moving": moving,
+    "copying": copying,
 }
 
 

@@ -32,7 +32,7 @@ def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path: Path
     assert not said[0].startswith("adapting 0")
     # The runs are as unsteady as they are meant to be: everything that can happen happens in one of them.
     happened = {path.stem: {event.kind for event in read_events(path)} for path in folder.iterdir()}
-    assert happened.keys() == {"adapting", "fixed", "choosing", "updating", "moving"}
+    assert happened.keys() == {"adapting", "fixed", "choosing", "updating", "moving", "copying"}
     assert set.union(*happened.values()) == set(EventKind)
 
 

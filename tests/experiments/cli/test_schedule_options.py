@@ -226,7 +226,7 @@ def test_a_schedule_is_run_as_it_is_simulated(more: list[str], scenario: Path, t
 
 
 def test_what_only_the_simulator_can_do_is_not_run(scenario: Path, tmp_path: Path) -> None:
-    scenario.write_text(scenario.read_text() + "effects: {compute: {jitter: 0.1}}\n")
+    scenario.write_text(scenario.read_text() + "effects: {compute: {transfers_block: true}}\n")
     before = sorted(tmp_path.iterdir())
     arguments = ["run", scenario, "--strategy=megatron", "--compute", "paced", "-o", tmp_path / "run"]
     assert_refused(arguments, "effects.compute", "cannot be run yet", "or use 'ropebridge simulate'")
