@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,6 +60,10 @@ def restart_s(chance: random.Random, number: signal.Signals) -> float:
             lines = (line for rank in range(RANKS) for line in _lines(place, rank))
             return max(time_s for step, time_s in lines if step == before + 2) - killed_s
         finally:
+            # torchrun ends its ranks, which have sessions of their own, by a signal that stopped ones do not handle.
+            for path in place.glob("pid-*"):
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.read_text()), signal.SIGCONT)
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(10.0)
