@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from executor.control import node_agent
-from executor.control.arrivals import with_arrivals
+from executor.control.arrivals import with_arrivals, without_marks
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
@@ -138,7 +138,11 @@ class TorchBackend:
                     shutil.copy(job.of_rank("resources", rank), self.resources)
             if rows is not None:
                 rows.close()
-            events = read_events(job.published) if rows is not None else with_arrivals(all_events(job, len(devices)))
+            if rows is not None:
+                events = read_events(job.published)
+            else:
+                join = with_arrivals if config.sees_arrivals(plan) else without_marks
+                events = join(all_events(job, len(devices)))
             losses = driver.losses if config.publishes else total_losses(job, len(devices))
             return RunRecord(
                 self.compute,

@@ -46,10 +46,12 @@ class BackupFlows:
         if not self._is_due_at(step):
             return
         begun_s = self._begun_s[step]
-        begun_s |= dict.fromkeys(devices, now_s)
+        # A device that sums gradients during its actions begins a step twice.
+        new = [device for device in devices if device not in begun_s]
+        begun_s |= dict.fromkeys(new, now_s)
         for move in self.moves:
             ends = {move.source, move.target}
-            if not ends.isdisjoint(devices) and ends <= begun_s.keys():
+            if not ends.isdisjoint(new) and ends <= begun_s.keys():
                 message = BackupMessage(step, -1, move.size_bytes, begun_s[move.source], transfer=move)
                 if self._waits_for_notice:
                     message.posted_s = begun_s[move.target]

@@ -1,12 +1,13 @@
 """Records finished steps as events in columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.adapt.observation import PROBE_BYTES
+from planner.adapt.observation import PROBE_BYTES, probe_turn
 from planner.adapt.policy import Decision
 from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog
@@ -28,6 +29,9 @@ class Recorder:
 
     def __init__(self, devices: Sequence[str], *, probes: bool = False) -> None:
         self._has_probes = probes
+        # By path, as the product of its devices' numbers: the first step that used it.
+        self._first_step: dict[int, int] = {}
+        self._unobserved: list[Event] = []
         actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION, PROBE_ACTION]
         self._names = tuple(dict.fromkeys([*EventKind, *actions, *devices, ""]))
         self._number = {name: number for number, name in enumerate(self._names)}
@@ -38,17 +42,20 @@ class Recorder:
     def add(self, event: Event) -> None:
         """Record an event that is not part of a step's graph."""
         self._others.append(event)
+        if event.kind in (EventKind.BACKUP, EventKind.MIGRATE):
+            self._unobserved.append(event)
 
     def decide(self, decision: Decision, time_s: float) -> None:
         """Record a decision of the policy, made at ``time_s`` seconds of the run."""
         step = decision.observed_step
         self.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", time_s, time_s, 0))
 
-    def finish(self, step: StepRun) -> EventLog:
-        """Record a finished step, and return its events."""
-        events = self._events(step)
+    def finish(self, step: StepRun) -> Iterable[Event]:
+        """Record a finished step; return its events, and the backups and migrations since the last finished step."""
+        events, others = self._events(step), self._unobserved
         self._parts.append(events.columns)
-        return events
+        self._unobserved = []
+        return chain(events, others) if others else events
 
     def until(self, time_s: float, step: StepRun) -> EventLog:
         """Return the events of an unfinished step that ended by ``time_s``, when the step may be lost.
@@ -57,7 +64,10 @@ class Recorder:
         """
         events = self._events(step)
         ended = events.columns["end_s"] <= time_s
-        return events.take(np.flatnonzero(ended & (events.columns["action"] != self._number[UPDATE_ACTION])))
+        events = events.take(np.flatnonzero(ended & (events.columns["action"] != self._number[UPDATE_ACTION])))
+        arrived_s = events.columns["arrived_s"]
+        seen_s = np.where(arrived_s <= time_s, arrived_s, -1.0)
+        return EventLog(events.names, {**events.columns, "arrived_s": seen_s})
 
     def keep(self, events: EventLog) -> None:
         """Record events that `until` returned."""
@@ -139,12 +149,14 @@ class Recorder:
         sender, receiver = actions.actor[messages.sender[sent]], actions.actor[messages.receiver[sent]]
         path = device[sender] * len(self._names) + device[receiver]
         order = np.lexsort((state.sent_s[sent], path))
-        _, first, count = np.unique(path[order], return_index=True, return_counts=True)
-        turn = step.number % count
+        paths, first, count = np.unique(path[order], return_index=True, return_counts=True)
+        since = (step.number - self._first_step.setdefault(each, step.number) for each in paths.tolist())
+        turn = np.array([probe_turn(*each) for each in zip(since, count.tolist(), strict=True)], np.int64)
         with_message = sent[order[first + turn]]
         earlier = sent[order[first + turn - 1]]
         start_s = state.sent_s[with_message]
-        left_s = np.where(turn > 0, np.fmax(state.departed_s[earlier], start_s), start_s)
+        # nan, as for other messages, if the earlier message has not left.
+        left_s = np.where(turn > 0, np.maximum(state.departed_s[earlier], start_s), start_s)
         delay_s = state.arrival_s[with_message] - state.departed_s[with_message]
         here = order[first]
         return self._columns(

@@ -1,11 +1,11 @@
 """Decides which step devices may start: the step's plan must be known, and the run must not end before it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
-from planner.events.log import EventLog
+from planner.events.event import Event
 from planner.scenario.faults import known_away, noticed_absences
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats
@@ -81,7 +81,7 @@ class StepGate:
             return [*actors, *held_back]
         return []
 
-    def finish(self, step: int, events: EventLog, over_s: float) -> Decision | None:
+    def finish(self, step: int, events: Iterable[Event], over_s: float) -> Decision | None:
         """Record that all actors have finished a step at ``over_s`` seconds; return the policy's decision, or None."""
         self.next_step = max(self.next_step, step + 1)
         if self.adaptation is None:

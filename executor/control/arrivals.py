@@ -23,7 +23,7 @@ def with_arrivals(events: Iterable[Event]) -> list[Event]:
             arrivals[_identity(told, event.peer, event.device, event.stage)].append(event)
     found = []
     for event in rows:
-        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
+        if event.kind in (EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP):
             waiting = arrivals[_identity(event, event.device, event.peer, _receiving_stage(event))]
             if waiting:
                 # The clocks of two hosts differ, so that an arrival may seem to precede the send.
@@ -31,6 +31,11 @@ def with_arrivals(events: Iterable[Event]) -> list[Event]:
         if not _only_marks(event):
             found.append(event)
     return found
+
+
+def without_marks(events: Iterable[Event]) -> list[Event]:
+    """Return the rows of ranks that see a message only when they use it, without receives that only mark arrivals."""
+    return [event for event in events if not _only_marks(event)]
 
 
 def _only_marks(event: Event) -> bool:

@@ -23,7 +23,9 @@ _ROWS_AT_ONCE = 1024
 class StepPublisher:
     """Collects the rows of each step, and publishes a step to the head once its sends have departed.
 
-    Each send, and each transfer of layers before the step, holds the step back from `sending` until its row is logged.
+    Each send, and each transfer of layers before the step, holds the step back from `sending` until its row is logged;
+    the receive of a probe does so until it arrives. Backups hold nothing back: late rows are published with a later
+    step.
 
     Args:
         publish: Sends the head a step and its rows, in the form of `executor.core.messages.pack`.
@@ -40,7 +42,8 @@ class StepPublisher:
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._late: list[Event] = []
         self._losses: dict[int, float] = {}
-        # By step, how many operations hold it back: 1 for the step itself until it is finished, 1 for each send.
+        # By step, how many operations hold it back: 1 for the step itself until it is finished, 1 for each send, 1 for
+        # each receive of a probe.
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
         self._finished = first_step - 1
         self._lock = threading.Lock()
@@ -131,7 +134,7 @@ class EventRecorder:
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log the arrival of a message: as a wait if the device was idle, otherwise as a row of zero length.
 
-        By a row of zero length `executor.control.results` computes the departure of the message, and drops the row.
+        A row of zero length only tells the arrival: `executor.control.arrivals` puts it into the sender's row.
 
         Args:
             row: Returns the row from its start and its end in run seconds.

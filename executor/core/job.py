@@ -94,6 +94,16 @@ class RunConfig:
         """Whether ranks send their rows to the launcher, since their files may be lost or on other hosts."""
         return self.backup_every > 0 or self.spread
 
+    def sees_arrivals(self, plan: Plan) -> bool:
+        """Whether a thread waits for each posted receive before an action needs the message.
+
+        Reasons are: a policy, a comparison with the simulator, or emulated links need exact times of arrival;
+        asynchronous updates are applied on arrival; and gloo reports the loss of a peer only to a thread that waits for
+        a message of that peer.
+        """
+        is_compared = self.compute == "paced" or self.emulator != "none"
+        return self.is_steered or is_compared or plan.synchronisation.method != "allreduce"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:

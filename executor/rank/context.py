@@ -68,17 +68,6 @@ class RankConfig:
             return UncheckedWire()
         return CompressedWire(plan.compression, self.scenario.cluster)
 
-    @property
-    def watches(self) -> bool:
-        """Whether a thread waits for each posted receive before an action needs the message.
-
-        Reasons are: a policy, a comparison with the simulator, or the relay needs exact times of arrival; asynchronous
-        updates are applied on arrival; and gloo reports the loss of a peer only to a thread that waits for a message of
-        that peer.
-        """
-        updates = self.plan.synchronisation.method != "allreduce"
-        return self.run.is_steered or updates or self.run.emulator == "relay" or self.run.compute == "paced"
-
 
 @dataclass(frozen=True, slots=True)
 class RankContext:

@@ -108,7 +108,14 @@ class Session:
         ranks = {config.devices[rank]: place for place, rank in enumerate(self._spec.ranks)}
         cluster = config.scenario.cluster
         transport = Transport(
-            config.device, ranks, cluster, groups, context.clock, context.shaper, config.watches, self._fail
+            config.device,
+            ranks,
+            cluster,
+            groups,
+            context.clock,
+            context.shaper,
+            config.run.sees_arrivals(config.plan),
+            self._fail,
         )
         with self._closing:
             self._transport = transport

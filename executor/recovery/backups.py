@@ -143,7 +143,7 @@ class StateBackups:
         for number, move in enumerate(moves):
             if move.target == self._device:
                 sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in move.layers]
-                arrived = self._arrival(step, move, sizes)
+                arrived = self._arrival(rows, step, move, sizes)
                 transport.post(move.source, backup_tag(step, number), sum(sizes), arrived)
             if move.source == self._device:
                 state, start_s = self.state(step, move), self._clock.now_s()
@@ -203,10 +203,15 @@ class StateBackups:
         place = (move.source, move.target, -1, -1, -1, step, BACKUP_ACTION)
         rows.log(Event(EventKind.BACKUP, *place, start_s, end_s, size_bytes))
 
-    def _arrival(self, step: int, move: LayerTransfer, sizes: Sequence[int]) -> Callable[[RecvHandle], None]:
+    def _arrival(
+        self, rows: EventRecorder, step: int, move: LayerTransfer, sizes: Sequence[int]
+    ) -> Callable[[RecvHandle], None]:
         def arrived(handle: RecvHandle) -> None:
             if handle.lost:
                 return
+            # A row of zero length tells the arrival for the row of the sender.
+            place = (move.target, move.source, -1, -1, -1, step, BACKUP_ACTION)
+            rows.log(Event(EventKind.RECEIVE, *place, handle.arrived_s, handle.arrived_s, handle.size_bytes))
             parts = dict(zip(move.layers, handle.wait().split_with_sizes(list(sizes)), strict=True))
             with self._lock:
                 if step in self._awaited:

@@ -62,6 +62,6 @@ class LayerMoves:
         return lambda start_s, end_s: Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes)
 
     def _arrival(self, move: LayerTransfer, handle: RecvHandle) -> Event:
-        """Return a row of zero length: by the time of arrival executor/control/results.py computes the departure."""
+        """Return a row of zero length, which tells the arrival for the row of the sender."""
         place = (move.target, move.source, -1, -1, -1, self._change.step, MIGRATE_ACTION)
         return Event(EventKind.RECEIVE, *place, handle.arrived_s, handle.arrived_s, handle.size_bytes)

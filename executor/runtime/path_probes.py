@@ -1,8 +1,7 @@
 """Probes, by which a run measures the propagation delay of the paths that its plan uses.
 
-In each step a rank sends one small message over each path, before one of its other messages over that path: before
-the first one in step 0, before the second one in step 1, and so on in turn. The rows of the probe's send and arrival
-give its delay (`planner.adapt.observation`).
+In each step a rank sends one small message over each path, before one of its other messages over that path, in turn.
+The rows of the probe's send and arrival give its delay (`planner.adapt.observation`).
 """
 
 import threading
@@ -19,7 +18,7 @@ from executor.core.step_program import StepProgram
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import probe_tag
-from planner.adapt.observation import PROBE_BYTES
+from planner.adapt.observation import PROBE_BYTES, probe_turn
 from planner.events.event import EventKind
 
 
@@ -32,6 +31,8 @@ class PathProbes:
     _recorder: EventRecorder
     # By step and target: the number of messages of the step that are still to be sent before the probe.
     _before: dict[int, dict[str, int]] = field(default_factory=dict)
+    # By target: the first step that used the path.
+    _first_step: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _payload: torch.Tensor = field(default_factory=lambda: torch.zeros(PROBE_BYTES, dtype=torch.uint8))
 
@@ -39,7 +40,10 @@ class PathProbes:
         """Post the receives of a step's probes, and choose when the rank sends its own."""
         step = current.step
         self._before = {each: left for each, left in self._before.items() if each >= step - 1}
-        self._before[step] = {target: step % count for target, count in Counter(current.program.targets).items()}
+        self._before[step] = {
+            target: probe_turn(step - self._first_step.setdefault(target, step), count)
+            for target, count in Counter(current.program.targets).items()
+        }
         for source in dict.fromkeys(current.program.sources):
             release = self._recorder.hold(step)
             arrived = partial(self._arrived, current, source, release)

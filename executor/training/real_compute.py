@@ -157,7 +157,9 @@ class RealCompute:
     def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
         """Begin a step; drop gradients and activations of an unfinished step."""
         self._step = step
-        self._speed = device_speed(self._effects, (program.device, *program.partners))
+        # The first device of a tensor-parallel group sleeps for all of them: the others wait for it.
+        slow = (program.device, *program.partners) if self._leads else ()
+        self._speed = device_speed(self._effects, slow) if slow else DeviceSpeed()
         pipeline = plan.pipelines[self._pipeline]
         before = sum(earlier.samples for earlier in plan.pipelines[: self._pipeline])
         self._first_samples = list(accumulate(pipeline.microbatches, initial=before))

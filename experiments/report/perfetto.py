@@ -133,6 +133,8 @@ def _name(event: Event) -> str:
     """Return the name of an event, such as ``2F0`` (stage 2, forward, microbatch 0), ``wait for 2F0``, ``send 2F0``."""
     if event.kind is EventKind.MIGRATE:
         return "send layers"
+    if event.kind is EventKind.BACKUP:
+        return "send backup"
     if event.kind is EventKind.SYNC or event.microbatch < 0:
         return "gradient sync" if event.kind is EventKind.SYNC else "send gradients"
     action = f"{event.stage}{event.action}{event.microbatch}"

@@ -1,6 +1,7 @@
 """The adaptation loop: a policy decides which plan each step runs."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import fields, replace
 
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
@@ -95,7 +96,8 @@ class Adaptation:
             The decision to continue without the devices in ``gone``; None to wait for their return.
         """
         running = self.plan_for(step)
-        seen = replace(self._observer.observe(events, step, running), gone=gone, away=away)
+        # With a copy: if the policy waits, the step goes on, and is observed again when it is finished.
+        seen = replace(deepcopy(self._observer).observe(events, step, running), gone=gone, away=away)
         # A plan that is already decided for a later step may not contain the devices that left.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)

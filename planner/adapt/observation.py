@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 
-# Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages: before
-# the first message in the first step, before the second one in the second step, and so on in turn, so that some probes
-# find an empty queue.
+# Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages.
 PROBE_BYTES = 16
 
 # Number of steps over which the least delay of a path is its propagation delay.
 WINDOW_STEPS = 12
+
+
+def probe_turn(step: int, messages: int) -> int:
+    """Return before which of the ``messages`` of a path a probe is sent.
+
+    In the first step that uses the path (``step`` is 0) it is the first message, in the next step the second one, and
+    so on in turn, so that some probes of each `WINDOW_STEPS` steps find an empty queue.
+    """
+    return step % min(messages, WINDOW_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class PathObservation:
     """Traffic from device ``source`` to device ``target`` during a step.
 
     Attributes:
-        size_bytes: Bytes of all messages in the step, without probes.
+        size_bytes: Bytes of all messages in the step, backups and migrations included, without probes.
         busy_s: Time in which at least one message was being sent, seconds.
         latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
             least delay of any message, probes included, in the last `WINDOW_STEPS` steps that used the path. None
@@ -79,11 +86,19 @@ class Observer:
         self._left_s: dict[tuple[str, str], float] = {}
 
     def observe(self, events: Iterable[Event], step: int, plan: Plan) -> Observation:
-        """Return the observation of ``step``, which ran ``plan``; events of other steps are ignored."""
+        """Return the observation of ``step``, which ran ``plan``.
+
+        Events of other steps are ignored, except that backups and migrations keep their path busy.
+        """
         compute: defaultdict[str, float] = defaultdict(float)
         sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
         end_s = 0.0
-        for event in sorted((e for e in events if e.step == step), key=lambda e: (e.start_s, e.end_s, e.device)):
+        for event in sorted(events, key=lambda e: (e.start_s, e.end_s, e.device)):
+            # Backups and migrations, which can be late, count in the step with whose events they come.
+            if event.kind in (EventKind.BACKUP, EventKind.MIGRATE) and event.arrived_s >= 0:
+                sends[event.device, event.peer].append(event)
+            if event.step != step or event.kind is EventKind.BACKUP:
+                continue
             end_s = max(end_s, event.end_s)
             if event.kind is EventKind.COMPUTE:
                 compute[event.device] += event.end_s - event.start_s

@@ -8,7 +8,7 @@ import pytest
 from executor.backend import TorchBackend
 from planner.adapt.migration import backup_moves
 from planner.events.event import Event, EventKind
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import step_ends_s, wan_bytes
 from planner.runs.record import RunRecord
 from planner.scenario.effects import Effects, NetworkEffects
@@ -95,6 +95,16 @@ def _cut(scenario: Scenario, names: list[str], layer: int) -> Plan:
     stages = (Stage(0, layer, (Replica(names[0]),), 2), Stage(layer, 4, (Replica(names[1]),), 1))
     pipeline = Pipeline(stages, (scenario.training.global_batch,))
     return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", (pipeline,))
+
+
+def test_devices_that_sum_gradients_beside_their_actions_copy_once() -> None:
+    scenario = mesh_scenario(3, [0.1] * 2, [0.1] * 2, link=lambda a, b: (1e9, 0.001), parameter_bytes=[4000, 4000])
+    plan = layered_plan(scenario, [([(1, 2, 1), (2, 1, 1)], [4, 4])])
+    plan = replace(plan, synchronisation=Synchronisation(bucket_bytes=1))
+    record = Simulator(backup_every=1).run(scenario, plan, None, 3)
+    assert [(event.step, event.device, event.peer) for event in backups(record)] == [
+        (step, "device-2", "device-0") for step in range(3)
+    ]
 
 
 @pytest.mark.parametrize("interval", [1, 2])

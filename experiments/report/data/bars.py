@@ -69,6 +69,7 @@ _KIND_OF_EVENT = {
     EventKind.SYNC: SYNC,
     EventKind.SEND: SEND,
     EventKind.MIGRATE: MOVE,
+    EventKind.BACKUP: MOVE,
     EventKind.UPDATE: STALE,
     EventKind.FAULT: ABSENT,
 }

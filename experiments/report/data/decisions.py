@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiments.report.data.labels import plan_at, rate_text
-from planner.adapt.observation import Observation, Observer
+from planner.adapt.observation import WINDOW_STEPS, Observation, Observer
 from planner.cost.network import nominal_path
 from planner.events.event import OUT, EventKind
 from planner.events.log import EventLog, as_log
@@ -25,13 +25,21 @@ def reasons(record: RunRecord) -> tuple[str, ...]:
     texts = []
     for number, decision in enumerate(record.decisions):
         step = decision.observed_step
-        seen = Observer().observe(log.take(np.flatnonzero(log.columns["step"] == step)), step, plan_at(record, step))
+        seen = _observed(record, log, step)
         if decision.answers_departure:
             texts.append(_departure(record, log, number))
         else:
             texts.append(_changes(record, seen, before))
             before = seen
     return tuple(texts)
+
+
+def _observed(record: RunRecord, log: EventLog, step: int) -> Observation:
+    """Return the observation of a step, with the delays of the steps before it."""
+    observer, steps = Observer(), log.columns["step"]
+    for each in range(max(int(steps[steps >= 0].min()), step - WINDOW_STEPS), step):
+        observer.observe(log.take(np.flatnonzero(steps == each)), each, plan_at(record, each))
+    return observer.observe(log.take(np.flatnonzero(steps == step)), step, plan_at(record, step))
 
 
 def _departure(record: RunRecord, log: EventLog, number: int) -> str:

@@ -115,16 +115,19 @@ def busiest(links: Iterable[Link], traffics: Sequence[Mapping[str, Traffic]], co
 
 
 def departing(log: EventLog) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return the sends, migrated layers included, in the order in which they arrived, and when their bytes left.
+    """Return the sends in the order in which they arrived, and when their bytes left.
 
-    A send event starts when the message is queued. Messages from one device to another leave one after the other: a
-    message that is queued before the earlier one has arrived is shown to leave at that arrival. Probes are left out.
+    Migrated layers and backups are included, probes are not. A send event starts when the message is queued. Messages
+    from one device to another leave one after the other: a message that is queued before the earlier one has arrived is
+    shown to leave at that arrival.
 
     Returns:
         Rows of the sends in the log, and when their bytes began to leave, seconds from the start of the run; both of
         shape (sends,).
     """
-    sends = np.flatnonzero(log.is_a(EventKind.SEND, EventKind.MIGRATE) & (log.texts("action") != PROBE_ACTION))
+    sends = np.flatnonzero(
+        log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP) & (log.texts("action") != PROBE_ACTION)
+    )
     start_s, end_s = log.columns["start_s"][sends], shown_ends_s(log)[sends]
     channel = log.columns["device"][sends] * len(log.names) + log.columns["peer"][sends]
     order = np.lexsort((start_s, end_s, channel))

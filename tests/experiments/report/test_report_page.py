@@ -154,7 +154,9 @@ def test_a_reason_names_the_link_that_changed_and_both_rates() -> None:
     drop = next(number for number, each in enumerate(record.decisions) if 7 < seen_s(record, each.observed_step) < 17)
     step = record.decisions[drop].observed_step
     plan = record.decisions[drop - 1].plan if drop else record.plan
-    rates = {(p.source, p.target): p.rate_bps for p in Observer().observe(record.events, step, plan).paths}
+    observer = Observer()
+    seen = [observer.observe(record.events, each, plan) for each in range(step + 1)]
+    rates = {(path.source, path.target): path.rate_bps for path in seen[-1].paths}
     assert f"{rates['device-0', 'device-1'] / 1e6:.3g} Mbit/s" in reasons(record)[drop]
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.adapt.observation import PROBE_BYTES, WINDOW_STEPS, Observer, PathObservation
+from planner.adapt.observation import PROBE_BYTES, WINDOW_STEPS, Observer, PathObservation, probe_turn
 from planner.events.event import PROBE_ACTION, Event, EventKind
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
@@ -81,6 +81,21 @@ def test_rate_and_delay_of_a_link_are_found(
         assert path.latency_s == pytest.approx(latency_s, abs=1e-6)
         assert path.rate_bps == pytest.approx(rate_bps, rel=1e-3)
         assert path.queue_s >= 0
+
+
+def test_backups_and_migrations_keep_the_path_busy() -> None:
+    backup = Event(EventKind.BACKUP, "a", "b", -1, -1, -1, 2, "K", 0.0, 0.0, 100, arrived_s=10.0)
+    events = [probe(0.0, 0.0), backup, send(0.0, 11.0), compute("a", 0.0, 1.0)]
+    observation = Observer().observe(events, 3, PLAN)
+    assert observation.paths == (PathObservation("a", "b", 110, 11.0, 0.0, queue_s=5.0),)
+    assert observation.end_s == 1.0
+
+
+@given(st.integers(1, 40))
+def test_every_path_is_probed_before_its_first_message_within_the_window(messages: int) -> None:
+    turns = [probe_turn(step, messages) for step in range(WINDOW_STEPS)]
+    assert turns[0] == 0
+    assert set(turns) == set(range(min(messages, WINDOW_STEPS)))
 
 
 def test_each_direction_is_a_path_of_its_own() -> None:
