@@ -116,7 +116,8 @@ def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     compiled = compile_step(plan, scenario)
     paths = nominal_paths(plan, scenario)
     transmission_s, latency_s = message_times(compiled, paths)
-    jitter_s = jitter_delays_s(compiled, paths)
+    # On lines of varying latency; `message_times` includes the hand-over in the other latencies.
+    jitter_s = jitter_delays_s(compiled, paths) + scenario.effects.network.handover_s
     graph, actors = compiled.graph, compiled.actors
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)

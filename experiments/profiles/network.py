@@ -19,7 +19,7 @@ from experiments.profiles.cluster_file import MeasuredLink, add_links, check_clu
 from experiments.profiles.model_config import rising_numbers
 from experiments.profiles.network_report import document_of, notes_on, table_of
 from experiments.runs.console import CommandInterruptedError
-from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
+from planner.scenario.effects import TCP, TCP_PAYLOAD_EFFICIENCY
 from planner.scenario.size_curve import SizeCurve
 from traces.common.errors import InputError, RunError
 from traces.probe.bursts import MOST_BYTES, MOST_CONNECTIONS
@@ -203,8 +203,10 @@ def _links(
     else:
         jitter_s = 0.0
     if messages is not None:
-        # The smallest message takes longer than a packet, since a process at each end handles it.
-        latency_s += max(0.0, messages.arrival_s[1].median - path.latency_s)
+        # The smallest message takes longer than a packet, since a process at each end handles it. The effects of TCP add
+        # the usual time for this.
+        handover_s = max(0.0, messages.arrival_s[1].median - path.latency_s)
+        latency_s = max(0.0, latency_s + handover_s - TCP.handover_s)
     there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
     curve = _size_curve(path, messages)
     return (

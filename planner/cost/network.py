@@ -49,7 +49,7 @@ class ConstantRatePath:
 
     Attributes:
         rate_bps: Rate of payload, bits per second.
-        latency_s: One-way latency, seconds.
+        latency_s: One-way latency, the time to hand over a message included, seconds.
         curves: Size curves of the path's links; a link without one has the same rate for messages of any size.
         share: Share of the curves' rates that training messages reach.
         jitter_s: Largest additional delay of a packet, seconds.
@@ -86,8 +86,8 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     Between regions, the two devices use this number of TCP ``connections``, inside a region one.
     """
     links = scenario.cluster.path(source, target)
-    latency_s = sum(link.latency_s for link in links)
     network = scenario.effects.network
+    latency_s = sum(link.latency_s for link in links) + (network.handover_s if links else 0.0)
     rate_bps = payload_bps(network, min((link.bandwidth_bps for link in links), default=math.inf))
     ceiling_bps = connections_ceiling_bps(scenario, source, target, connections)
     curves = tuple(link.size_curve for link in links if link.size_curve is not None)

@@ -171,6 +171,7 @@ class NetworkEntry:
         cold_start: Whether the window of a new or idle connection starts small (TCP slow start).
         idle: Minimum retransmission timeout, after which an idle connection's window shrinks.
         initial_window: Window of a new connection.
+        handover: Time that software takes to hand over a message, in addition to the links' latency.
     """
 
     base: Literal["ideal", "tcp", "tcp-wide-area"] = "ideal"
@@ -181,6 +182,7 @@ class NetworkEntry:
     cold_start: bool | None = None
     idle: Seconds | None = None
     initial_window: Bytes | None = None
+    handover: Seconds | None = None
 
 
 class _OrBase:
@@ -205,6 +207,7 @@ def network_effects(entry: NetworkEntry) -> NetworkEffects:
         "ready_notice": entry.ready_notice,
         "cold_start": entry.cold_start,
         "idle_s": entry.idle,
+        "handover_s": entry.handover,
         "initial_window_bytes": None if entry.initial_window is None else float(entry.initial_window),
     }
     given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}

@@ -59,6 +59,8 @@ class NetworkEffects:
         idle_s: Minimum retransmission timeout, without the round trip, seconds; 0.2 in Linux. Infinite if windows stay
             open on idle connections (``net.ipv4.tcp_slow_start_after_idle=0``).
         initial_window_bytes: Window of a new connection, bytes; ten segments of 1448.
+        handover_s: Time that software of sender and receiver takes to hand over a message, seconds, in addition to the
+            links' latency. Measured: 0.5 ms in the median for messages of gloo from 20 KB to 1 MB, over emulated links.
 
     Raises:
         InputError: A value is out of range.
@@ -71,6 +73,7 @@ class NetworkEffects:
     cold_start: bool = False
     idle_s: float = 0.2
     initial_window_bytes: float = 14480.0
+    handover_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -82,12 +85,20 @@ class NetworkEffects:
                 f"a window of {self.window_bytes:g} bytes, initially {self.initial_window_bytes:g}, is not allowed",
                 valid="give every window more than 0 bytes",
             )
+        if not 0 <= self.handover_s < math.inf:
+            raise InputError(f"handing over a message takes {self.handover_s:g} s", valid="give 0 s or more")
         if not self.idle_s >= 0:
             raise InputError(f"a connection counts as idle after {self.idle_s:g} s", valid="give 0 s or more")
 
 
 # TCP as measured on Linux over wide-area links.
-TCP = NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY, window_bytes=2.8e6, ready_notice=True, cold_start=True)
+TCP = NetworkEffects(
+    payload_efficiency=TCP_PAYLOAD_EFFICIENCY,
+    window_bytes=2.8e6,
+    ready_notice=True,
+    cold_start=True,
+    handover_s=0.0005,
+)
 
 # TCP on hosts that keep the windows of idle connections open, as executor/wan/linux.py sets them up.
 WIDE_AREA_TCP = replace(TCP, idle_s=math.inf)

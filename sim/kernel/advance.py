@@ -58,7 +58,7 @@ class StepTimes(NamedTuple):
         transmission_s: Time for which a message keeps a line of constant rate busy, [messages].
         wire_bits: Bits that a message puts on a line, [messages].
         latency_s: Latency of a message on a line of constant latency, jitter included, [messages].
-        jitter_s: Delay by jitter of a message on a line of varying latency, [messages].
+        jitter_s: Delay by jitter and hand-over of a message on a line of varying latency, [messages].
         line: Line of each channel, [channels].
         blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
     """

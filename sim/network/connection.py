@@ -189,7 +189,8 @@ class Connection:
             self._transmit_window()
             return
         message, route = self._queue.popleft(), self._route
-        latency_s = route.latency_at_s(departed_s) + jitter_delay_s(route.jitter_s, message.size_bytes)
+        jitter_s = jitter_delay_s(route.jitter_s, message.size_bytes)
+        latency_s = route.latency_at_s(departed_s) + jitter_s + self._effects.handover_s
         # Messages arrive in order, also where the latency falls or a smaller message follows.
         self._arrived_s = max(self._arrived_s, departed_s + latency_s)
         message.departed_s, message.arrived_s = departed_s, self._arrived_s

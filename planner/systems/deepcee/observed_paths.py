@@ -120,13 +120,15 @@ def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], Cons
         rate_bps = seen.rate_bps / payload_bps(scenario.effects.network, 1.0)
         narrowest = min(links, key=lambda link: link.bandwidth_bps)
         declared_s = sum(link.latency_s for link in links)
+        # The scenario adds the hand-over of a message, which the observed latency includes.
+        seen_s = max(0.0, seen.latency_s - scenario.effects.network.handover_s)
         for link in links:
             if link is narrowest or link.bandwidth_bps < rate_bps:
                 rates_bps[link.name].append(rate_bps)
             if declared_s > 0:
-                latencies_s[link.name].append(seen.latency_s * link.latency_s / declared_s)
+                latencies_s[link.name].append(seen_s * link.latency_s / declared_s)
             elif link is narrowest:
-                latencies_s[link.name].append(seen.latency_s)
+                latencies_s[link.name].append(seen_s)
     observed = rates_bps.keys() | latencies_s.keys()
     links = tuple(
         replace(
