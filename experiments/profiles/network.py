@@ -203,8 +203,8 @@ def _links(
     else:
         jitter_s = 0.0
     if messages is not None:
-        # The smallest message takes longer than a packet, since a process at each end handles it. The effects of TCP add
-        # the usual time for this.
+        # The smallest message takes longer than a packet, since a process at each end handles it. The effects of TCP
+        # add the usual time for this.
         handover_s = max(0.0, messages.arrival_s[1].median - path.latency_s)
         latency_s = max(0.0, latency_s + handover_s - TCP.handover_s)
     there, back = (path.directions[direction].best_bps.median for direction in ("there", "back"))
