@@ -192,8 +192,8 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
     partners = {replica.device: replica.partners for replica in plan.replicas}
     overlaps = plan.synchronisation.bucket_bytes > 0
-    work = _work(step, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     numbers = _compute_numbers(step)
+    work = _work(step, numbers, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     programs = {}
     for actor, device in enumerate(step.actors):
         first, end = step.graph.first_action[actor : actor + 2].tolist()
@@ -284,12 +284,12 @@ def _completes(
 
 
 def _work(
-    step: CompiledStep, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
+    step: CompiledStep, numbers: Ints, transfers: Mapping[int, Transfer], completes: Mapping[int, Sequence[Completed]]
 ) -> dict[int, Work]:
     """Return the work by the action's index in ``step.actions``; gradient sums and updates are left out."""
     graph = step.graph
     first_received, received = graph.first_received.tolist(), graph.received.tolist()
-    first_sent, numbers = graph.first_sent.tolist(), _compute_numbers(step).tolist()
+    first_sent = graph.first_sent.tolist()
     rows = zip(*(column.tolist() for column in step.actions[1:]), strict=True)
     work = {}
     for action, (kind, pipeline, stage, microbatch, first, end, duration_s) in enumerate(rows):
@@ -299,7 +299,7 @@ def _work(
         sends = tuple(transfers[each] for each in range(first_sent[action], first_sent[action + 1]))
         done = Action(stage, KINDS[kind], microbatch)
         completed = tuple(completes.get(action, ()))
-        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed, numbers[action])
+        work[action] = Work(done, pipeline, first, end, duration_s, receives, sends, completed, int(numbers[action]))
     return work
 
 

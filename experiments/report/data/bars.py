@@ -154,11 +154,12 @@ def _kinds(log: EventLog, cluster: Cluster) -> NDArray[np.int64]:
         log.is_a(EventKind.COMPUTE), of_action[columns["action"]], of_event[columns["kind"]]
     )
     out = _numbers(log, {OUT: 1})[columns["action"]] == 1
+    probes = _numbers(log, {PROBE_ACTION: 1})[columns["action"]] == 1
     kind[(kind == ABSENT) & out] = -1
     region = np.array([_region(name, cluster) for name in log.names], np.int64)
     crosses = region[columns["device"]] != region[columns["peer"]]
     kind[(kind == SEND) & crosses] = WAN_SEND
-    kind[log.texts("action") == PROBE_ACTION] = -1
+    kind[probes] = -1
     return kind
 
 

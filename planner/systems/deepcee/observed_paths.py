@@ -62,16 +62,13 @@ class ObservedPaths:
         """Return the means with a path's newest observation; the first one replaces what the scenario declares."""
         pair = (seen.source, seen.target)
         before = self.path(*pair)
-        if pair not in self._paths:
-            latency_s = before.latency_s if seen.latency_s is None else max(0.0, seen.latency_s)
-            jitter_s = before.jitter_s if seen.latency_s is None else 0.0
-            return ConstantRatePath(seen.rate_bps, latency_s, jitter_s=jitter_s)
+        weight = NEWEST_WEIGHT if pair in self._paths else 1.0
         # Seconds per bit are averaged, not bits per second, since times add up.
-        seconds_per_bit = _mean(NEWEST_WEIGHT, 1 / seen.rate_bps, 1 / before.rate_bps)
+        seconds_per_bit = _mean(weight, 1 / seen.rate_bps, 1 / before.rate_bps)
         latency_s, jitter_s = before.latency_s, before.jitter_s
         if seen.latency_s is not None:
             # The observed latency includes the jitter.
-            latency_s, jitter_s = _mean(NEWEST_WEIGHT, max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
+            latency_s, jitter_s = _mean(weight, max(0.0, seen.latency_s), latency_s + jitter_s), 0.0
         return ConstantRatePath(1 / seconds_per_bit, latency_s, jitter_s=jitter_s)
 
     def _forgotten(self, pair: tuple[str, str]) -> ConstantRatePath:
