@@ -13,9 +13,9 @@ from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog
 from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
-from planner.step.compile import CompiledStep
+from planner.step.compile import CompiledStep, first_segments
 from planner.step.tables import SYNC
-from sim.step import StepRun, first_segments
+from sim.step import StepRun
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
 

@@ -9,38 +9,12 @@ from planner.adapt.adaptation import Adaptation
 from planner.cost.device_speed import jitter_factors
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.compile import CompiledStep, compile_step
+from planner.step.compile import CompiledStep, compile_step, compute_numbers
 from planner.step.evaluate import blocking_messages, jitter_delays_s, message_times, nominal_paths
-from planner.step.graph import Floats, Ints
-from planner.step.tables import SYNC
+from planner.step.graph import Floats
 from sim.kernel.advance import StepState, StepTimes, new_state
 from sim.network.connection import Message
 from sim.network.network import Network
-
-
-# Cached, because a run records the same compiled step many times.
-@lru_cache(maxsize=32)
-def first_segments(compiled: CompiledStep) -> Ints:
-    """Return, for each action segment, the first segment of its action, [actions].
-
-    An action is split into segments where a gradient bucket becomes ready.
-    """
-    actions = compiled.actions
-    identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])
-    begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))
-    return np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
-
-
-@lru_cache(maxsize=32)
-def compute_numbers(compiled: CompiledStep) -> Ints:
-    """Return, for each action segment, the number of its action among the actions of the step that compute, [actions].
-
-    A gradient sum gets the number of the action before it, or 0.
-    """
-    segments = np.arange(len(compiled.actions.kind))
-    begins = (first_segments(compiled) == segments) & (compiled.actions.kind != SYNC)
-    numbers: Ints = np.maximum(np.cumsum(begins) - 1, 0)
-    return numbers
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
-from planner.step.compile import CompiledStep, compile_step
+from planner.step.compile import CompiledStep, compile_step, compute_numbers
 from planner.step.graph import Ints
 from planner.step.sync import ready_buckets
 from planner.step.tables import SYNC, UPDATE
@@ -192,7 +192,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
     partners = {replica.device: replica.partners for replica in plan.replicas}
     overlaps = plan.synchronisation.bucket_bytes > 0
-    numbers = _compute_numbers(step)
+    numbers = compute_numbers(step)
     work = _work(step, numbers, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     programs = {}
     for actor, device in enumerate(step.actors):
@@ -241,12 +241,6 @@ def device_program(plan: Plan, scenario: Scenario, device: str) -> DeviceProgram
         ),
         partners=(),
     )
-
-
-def _compute_numbers(step: CompiledStep) -> Ints:
-    """Return the number of each action among those that compute; of a gradient sum, that of the action before it."""
-    numbers: Ints = np.maximum(np.cumsum(step.actions.kind != SYNC) - 1, 0)
-    return numbers
 
 
 def _transfers(step: CompiledStep) -> dict[int, Transfer]:

@@ -197,3 +197,28 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
     size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
     return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample)
+
+
+# Cached, because a run records the same compiled step many times.
+@lru_cache(maxsize=32)
+def first_segments(compiled: CompiledStep) -> Ints:
+    """Return, for each action segment, the first segment of its action, [actions].
+
+    An action is split into segments where a gradient bucket becomes ready.
+    """
+    actions = compiled.actions
+    identity = np.stack([actions.actor, actions.kind, actions.pipeline, actions.stage, actions.microbatch])
+    begins = np.append(True, (identity[:, 1:] != identity[:, :-1]).any(axis=0))
+    return np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+
+
+@lru_cache(maxsize=32)
+def compute_numbers(compiled: CompiledStep) -> Ints:
+    """Return, for each action segment, the number of its action among the actions of the step that compute, [actions].
+
+    A gradient sum gets the number of the action before it, or 0.
+    """
+    segments = np.arange(len(compiled.actions.kind))
+    begins = (first_segments(compiled) == segments) & (compiled.actions.kind != SYNC)
+    numbers: Ints = np.maximum(np.cumsum(begins) - 1, 0)
+    return numbers
