@@ -5,7 +5,8 @@ Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight
 1. A ready I or B. If the activations that an I recomputes do not fit into memory, a ready W goes first.
 2. Otherwise a ready F, if its stage has fewer than ``in_flight`` microbatches between the start of F and the end of I
    or B, and if there is enough memory: for this F, for one microbatch of every later stage of the worker, and for the
-   activations that one backward recomputes.
+   activations that one backward recomputes. Earlier microbatches that the stage has not started count as in flight:
+   replicas may get their inputs in different orders, and would else wait for each other without end.
 3. Otherwise a ready W.
 
 Among ready actions of one kind, the lowest microbatch goes first, and of several with the same microbatch the latest
@@ -15,6 +16,7 @@ their way are ignored.
 `dynamic_orders` returns the orders that result if every action and transfer takes exactly the problem's time.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -86,6 +88,11 @@ class DynamicChoice:
                     self._followers[other].append(action)
                     self._missing[action] += 1
         self._ready = {action for action, count in self._missing.items() if not count}
+        # The microbatches of each stage whose forward has not started, in order.
+        self._unstarted: defaultdict[int, list[int]] = defaultdict(list)
+        for action in sorted(messages, key=_rank):
+            if action.kind is Kind.FORWARD:
+                self._unstarted[action.stage].append(action.microbatch)
         self._live: defaultdict[int, int] = defaultdict(int)
         self._held_bytes = dict.fromkeys(problem.stages_of(worker), 0.0)
         self._largest_bytes = {stage: float(problem.activation_bytes[stage].max()) for stage in self._held_bytes}
@@ -118,6 +125,7 @@ class DynamicChoice:
         """Record the start of an action."""
         self._ready.discard(action)
         if action.kind is Kind.FORWARD:
+            self._unstarted[action.stage].remove(action.microbatch)
             self._live[action.stage] += 1
             self._held_bytes[action.stage] += self._problem.activation_bytes[action.stage, action.microbatch]
 
@@ -137,12 +145,14 @@ class DynamicChoice:
 
     def _allowed(self, action: Action) -> bool:
         """Return whether the stage's ``in_flight`` and the worker's memory allow a forward to start."""
-        stage = action.stage
-        if self._live[stage] >= self._problem.in_flight[stage]:
+        stage, unstarted = action.stage, self._unstarted[action.stage]
+        earlier = unstarted[: bisect_left(unstarted, action.microbatch)]
+        if self._live[stage] + len(earlier) >= self._problem.in_flight[stage]:
             return False
         room_bytes = float(self._problem.capacity_bytes[self._worker]) - self._reserve_bytes
         for other, largest_bytes in self._largest_bytes.items():
             room_bytes -= max(self._held_bytes[other], largest_bytes if other > stage else 0.0)
+        room_bytes -= sum(float(self._problem.activation_bytes[stage, other]) for other in earlier)
         return bool(self._problem.activation_bytes[stage, action.microbatch] <= room_bytes)
 
     def _has_room(self, action: Action) -> bool:

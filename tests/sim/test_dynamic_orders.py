@@ -13,6 +13,7 @@ from planner.cost.stage import scheduling_problem
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.memory_timeline import memory_timelines
+from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.scenario.faults import Absence, Fault, Hang
@@ -316,3 +317,18 @@ def test_a_plan_that_the_planner_refuses_for_its_memory_is_refused_before_anythi
     stages = tuple(replace(stage, recompute=False) for stage in pipeline.stages)
     with pytest.raises(InputError, match=r"need|holds"):
         check_plan(replace(plan, pipelines=(replace(pipeline, stages=stages),)), small)
+
+
+def test_replicas_that_get_their_inputs_in_different_orders_do_not_wait_for_each_other() -> None:
+    """Replica 2 of the first stage takes nothing of microbatch 0, and would start microbatch 1 before the others."""
+    scenario = mesh_scenario(
+        7, [0.0] * 3, [0.5] * 3, output_bytes=[0] * 3, link=lambda a, b: (1e3, 0.0), global_batch=6
+    )
+    shares = ((1.0, 1.0, 0.5), (0.5, 0.5, 0.5), (1.0,))
+    names = iter(device.name for device in scenario.cluster.devices)
+    stages = tuple(
+        Stage(index, index + 1, tuple(Replica(next(names), share) for share in each), 1)
+        for index, each in enumerate(shares)
+    )
+    plan = Plan("mesh", scenario.model.name, "hand", "1f1b", (Pipeline(stages, (2, 4)),), order="dynamic")
+    assert len(step_ends_s(Simulator().run(scenario, plan, None, 3).events)) == 3
