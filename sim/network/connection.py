@@ -32,9 +32,13 @@ class SendWindow:
         most_bytes: Largest window, given by the size of the connections' buffers, bytes.
         round_trip_s: Latency there and back, seconds.
         timeout_s: Smallest retransmission timeout, excluding the round trip, seconds.
+        back_s: Part of ``round_trip_s`` on the way back, seconds.
     """
 
-    def __init__(self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float, back_s: float = 0.0
+    ) -> None:
+        self._back_s = back_s
         self._initial_bytes = initial_bytes
         self._most_bytes = most_bytes
         self._round_trip_s = round_trip_s
@@ -45,11 +49,19 @@ class SendWindow:
         self._unacknowledged: deque[tuple[float, float, float]] = deque()
         self._in_flight_bytes = 0.0
 
-    def waiting_s(self, now_s: float, size_bytes: int, rate_bps: float) -> float:
+    @property
+    def size_bytes(self) -> float:
+        """Size of the window, bytes."""
+        return min(self._window_bytes, self._most_bytes)
+
+    def waiting_s(self, now_s: float, size_bytes: float, rate_bps: float, clear_s: float = 0.0) -> float:
         """Send a message; return the delay that the window adds to the transmission time on the path, seconds.
 
-        ``now_s`` is the earliest start of the message, not before the start of the previous message; ``rate_bps`` is
-        the payload rate of the path.
+        Args:
+            now_s: Earliest start of the message, not before the start of the previous message, seconds.
+            size_bytes: Size of the message, bytes.
+            rate_bps: Payload rate of the path, bits per second.
+            clear_s: Time before which the bytes of the other direction leave no room for acknowledgements, seconds.
         """
         if not size_bytes or not self._round_trip_s or not rate_bps:
             return 0.0
@@ -58,7 +70,7 @@ class SendWindow:
         clock_s, left_bytes = now_s, float(size_bytes)
         while left_bytes > 0:
             self._acknowledge(clock_s, path_bytes)
-            open_bytes = min(self._window_bytes, self._most_bytes)
+            open_bytes = self.size_bytes
             part_bytes = min(left_bytes, open_bytes / _PARTS)
             # Rounding must not delay a part.
             if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
@@ -68,7 +80,7 @@ class SendWindow:
             clock_s += part_s
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
-            acknowledged_s = clock_s - part_s / 2 + self._round_trip_s
+            acknowledged_s = max(clock_s - part_s / 2 + self._round_trip_s, clear_s + self._back_s)
             self._unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
@@ -132,6 +144,10 @@ class Connection:
         link: The shared link, or set of links, that carries the connection's flows.
         back_s: Latency from the target to the source, seconds.
         delivered: Queue to which each message is appended when it departs.
+
+    Attributes:
+        other_way: The connection from the target to the source, behind whose bytes acknowledgements wait; None if there
+            is none.
     """
 
     _environment: simpy.Environment
@@ -142,6 +158,7 @@ class Connection:
     _delivered: deque[Message]
 
     def __post_init__(self) -> None:
+        self.other_way: Connection | None = None
         self._queue: deque[Message] = deque()
         self._window = None
         self._window_bytes = math.inf
@@ -153,8 +170,10 @@ class Connection:
                 self._window_bytes = effects.window_bytes * route.connections
                 self._ceiling_bps = math.inf
             first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
-            self._window = SendWindow(first_bytes, self._window_bytes, route.latency_s + self._back_s, effects.idle_s)
-        self._left_bytes = 0.0
+            round_trip_s = route.latency_s + self._back_s
+            self._window = SendWindow(first_bytes, self._window_bytes, round_trip_s, effects.idle_s, self._back_s)
+        self._left_bytes = self._part_bytes = 0.0
+        self._sent_bytes = 0.0
         self._arrived_s = 0.0
 
     def send(self, message: Message) -> None:
@@ -170,23 +189,61 @@ class Connection:
         """Wait until the first message of the queue can leave, and transmit it."""
         message = self._queue[0]
         self._left_bytes = float(message.size_bytes)
-        start_s = self._start_s(message)
+        start_s = max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
+        if self.other_way is not None and start_s > self._environment.now:
+            # How many bytes then are under way in the other direction is not known yet.
+            Timer(self._environment, start_s, self._await_window)
+        else:
+            self._await_window(start_s=start_s)
+
+    def _await_window(self, _: Timer | None = None, start_s: float = 0.0) -> None:
+        """Wait until the window lets the next part of the message through, and transmit it.
+
+        The part is the rest of the message or, while acknowledgements wait for bytes of the other direction, one
+        window, since the wait changes with these bytes.
+        """
+        start_s = max(start_s, self._environment.now)
+        queue_s = self.other_way.queue_s(start_s) if self.other_way is not None else 0.0
+        self._part_bytes = self._left_bytes
+        if self._window is not None:
+            if queue_s:
+                self._part_bytes = min(self._left_bytes, self._window.size_bytes)
+            rate_bps = self._payload_bps(start_s)
+            clear_s = start_s + queue_s if queue_s else 0.0
+            start_s += self._window.waiting_s(start_s, self._part_bytes, rate_bps, clear_s)
         if start_s > self._environment.now:
             Timer(self._environment, start_s, self._transmit_window)
         else:
             self._transmit_window()
 
     def _transmit_window(self, _: Timer | None = None) -> None:
-        """Transmit the next part of the message, at most one window, since links queue no more at a time."""
-        sent_bytes = min(self._left_bytes, self._window_bytes)
-        self._left_bytes -= sent_bytes
-        self._link.start(self._flow(sent_bytes, self._queue[0].size_bytes))
+        """Transmit the next bytes of the part, at most one window, since links queue no more at a time."""
+        self._sent_bytes = min(self._part_bytes, self._window_bytes)
+        self._part_bytes -= self._sent_bytes
+        self._left_bytes -= self._sent_bytes
+        self._link.start(self._flow(self._sent_bytes, self._queue[0].size_bytes))
+
+    def queue_s(self, now_s: float) -> float:
+        """Return how long a packet that this connection sends at ``now_s`` waits for earlier bytes, seconds.
+
+        Bytes that have departed were followed by others of the same message, since a window of bytes is under way.
+        """
+        if not isinstance(self._link, FifoLink) or not self._queue:
+            return 0.0
+        queued_s, rate_bps = self._link.backlog_s(now_s), self._payload_bps(now_s)
+        if not queued_s or not self._left_bytes or not rate_bps:
+            return queued_s
+        departed_bytes = max(0.0, self._sent_bytes - queued_s * rate_bps / 8)
+        return queued_s + 8 * min(departed_bytes, self._left_bytes) / rate_bps
 
     def _depart(self, departed_s: float) -> None:
         """Transmit the next window of the message, or deliver it and go on with the next message."""
         # A remainder of at most half a byte comes from rounding.
         if self._left_bytes > 0.5:
-            self._transmit_window()
+            if self._part_bytes > 0.5:
+                self._transmit_window()
+            else:
+                self._await_window()
             return
         message, route = self._queue.popleft(), self._route
         jitter_s = jitter_delay_s(route.jitter_s, message.size_bytes)
@@ -197,13 +254,6 @@ class Connection:
         self._delivered.append(message)
         if self._queue:
             self._await_start()
-
-    def _start_s(self, message: Message) -> float:
-        """Return the time from which a message's bytes can leave without waiting for the window, seconds."""
-        start_s = max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
-        if self._window is not None:
-            start_s += self._window.waiting_s(start_s, message.size_bytes, self._payload_bps(start_s))
-        return start_s
 
     def _flow(self, sent_bytes: float, message_bytes: int) -> Flow:
         """Return a flow of ``sent_bytes`` of a message; links' size curves may limit the flow's rate."""

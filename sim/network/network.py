@@ -52,6 +52,9 @@ class Network:
             self.connections[line] = Connection(
                 environment, route, links[route.link_names[0]], scenario.effects.network, back_s, self.delivered
             )
+        for line, connection in self.connections.items():
+            route = self.routes[line]
+            connection.other_way = self.connections.get(self.number.get((route.target, route.source), -1))
 
     def connection(self, source: str, target: str) -> Connection:
         """Return the connection between two devices whose line is shared."""

@@ -111,22 +111,34 @@ class FifoLink:
         self._tables = tables
         self._table = table
         self._queue: deque[Flow] = deque()
+        self._bits = 0.0
+        self._departure_s = 0.0
+
+    def backlog_s(self, now_s: float) -> float:
+        """Return how long a packet that joins the queue at ``now_s`` waits for the flows before it, seconds."""
+        if not self._queue or not now_s < self._departure_s < math.inf:
+            return 0.0
+        later_bits = self._bits - self._queue[0].bits
+        return time_of(self._tables, self._table, later_bits, self._departure_s, math.inf) - now_s
 
     def start(self, flow: Flow) -> None:
         """Put a flow into the queue."""
         self._queue.append(flow)
+        self._bits += flow.bits
         if len(self._queue) == 1:
             self._serve(self._environment.now)
 
     def _serve(self, now_s: float) -> None:
         flow = self._queue[0]
         departure_s = time_of(self._tables, self._table, flow.bits, now_s, flow.ceiling_bps * flow.weight)
+        self._departure_s = departure_s
         # A flow that never departs blocks all later flows; the run then stalls.
         if departure_s < math.inf:
             Timer(self._environment, departure_s, self._expire)
 
     def _expire(self, timer: Timer) -> None:
         flow = self._queue.popleft()
+        self._bits -= flow.bits
         if self._queue:
             self._serve(timer.time_s)
         flow.depart(timer.time_s)

@@ -58,6 +58,12 @@ def test_what_was_opened_stays_open_and_halves_when_idle() -> None:
     assert second_s(100.0, 0.5) == pytest.approx(2, abs=1e-3)
 
 
+def test_acknowledgements_wait_for_the_bytes_of_the_other_direction() -> None:
+    # 1, 2 and 4 thousand bytes; the other direction is clear after 3 s, and its latency is half of the round trip.
+    window = SendWindow(1000.0, math.inf, 1.0, NEVER, 0.5)
+    assert window.waiting_s(0.0, 7000, 1e9, 3.0) == pytest.approx(3.5 + 1.0, abs=1e-2)
+
+
 @settings(max_examples=100)
 @given(st.integers(1, 10**5), st.floats(1e4, 1e7), st.floats(1e-3, 0.5), st.floats(500, 1e5), st.floats(1.5, 4))
 def test_a_larger_first_window_never_takes_longer(
