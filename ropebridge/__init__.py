@@ -72,9 +72,9 @@ def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-a
 
     Args:
         name: A path or a ready scenario's name.
-        network: Effects of TCP in a simulation, in place of those in the scenario: ``"ideal"`` for none, ``"tcp"`` for
-            those of hosts with Linux's default settings, ``"tcp-wide-area"`` for those of hosts with the settings of
-            the networks that `run` emulates.
+        network: Effects of TCP in a simulation, in place of those in the scenario: ``"tcp-wide-area"`` for those of
+            hosts with the settings of the networks that `run` emulates, which is the default of scenarios,
+            ``"tcp"`` for those of hosts with Linux's default settings, ``"ideal"`` for none.
 
     >>> scenario = rb.read_scenario("two-regions")
     >>> [device.name for device in scenario.cluster.devices]
@@ -196,9 +196,9 @@ def simulate(
 
     >>> record = rb.simulate("two-regions", "megatron", policy="depth", steps=4)
     >>> record.metrics.step_s.round(1).tolist()
-    [0.5, 0.5, 0.3, 0.3]
+    [1.0, 0.5, 0.4, 0.3]
     >>> (record.event_frame.kind == "send").sum().item()
-    104
+    200
     """
     from experiments.runs.carry_out import bounded, carry_out
     from sim.simulator import Simulator
@@ -265,8 +265,8 @@ def compare(*records: "RunRecord") -> "pd.DataFrame":
     >>> rb.compare(plain, adapted)[["step_s", "step_ratio"]].round(2)
                    step_s  step_ratio
     run
-    simulated (1)    0.53        1.00
-    simulated (2)    0.32        0.61
+    simulated (1)    0.54         1.0
+    simulated (2)    0.32         0.6
     """
     import pandas as pd
 
@@ -310,8 +310,8 @@ def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = No
     ... )
     >>> rb.sweep("depths.yaml", folder="depths")[["schedule", "step_s"]].round(2)
       schedule  step_s
-    0    gpipe    0.38
-    1     1f1b    0.53
+    0    gpipe    0.39
+    1     1f1b    0.54
     """
     import pandas as pd
 

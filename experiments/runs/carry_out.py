@@ -70,6 +70,7 @@ def _describe(summary: dict[str, Any]) -> str:
     lines = [
         f"{summary['backend']} {summary['scenario']} ({summary['strategy']}, {summary['schedule']}), "
         f"{summary['steps']} steps",
+        f"  network      {summary['emulator'] or summary['network_effects']}",
         f"  step         {number_text(summary['step_s'])} s (median)",
         f"  throughput   {number_text(summary['samples_per_s'])} samples/s",
         f"  bubble       {number_text(100 * summary['bubble_ratio'])} %",

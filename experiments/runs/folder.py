@@ -13,6 +13,7 @@ from typing import Any
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import Decision
 from planner.events.event import read_events, write_events
+from planner.files.effects import network_name
 from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
@@ -133,6 +134,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "backend": record.backend,
         "emulator": record.network.emulator if record.network is not None else None,
         "tcp": record.network.tcp if record.network is not None else None,
+        "network_effects": network_name(record.scenario.effects.network) if record.backend == "simulated" else None,
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,

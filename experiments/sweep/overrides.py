@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from planner.check import check_plan
 from planner.files.documents import Document, Location
-from planner.files.effects import BASES
+from planner.files.effects import BASES, NO_EFFECTS
 from planner.files.parsing import (
     BitsPerSecond,
     Bytes,
@@ -191,6 +191,9 @@ class AlteredDocument(Document):
         self._original = original
         self._read = read
         self._of_parts: dict[str, dict[Keys, Any]] = {}
+        if isinstance(self.value, Mapping) and self.value.get("effects") == NO_EFFECTS:
+            # ``effects: none`` is short for ``effects: {network: ideal}``.
+            self.value = {**self.value, "effects": {"network": "ideal"}}
         # Shorter paths first: a whole is replaced before a part of it.
         for keys, value in sorted(changes.items(), key=lambda change: len(change[0])):
             if len(keys) > 1 and isinstance(self.value, Mapping) and isinstance(self.value.get(keys[0]), str):

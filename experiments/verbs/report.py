@@ -29,6 +29,7 @@ def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[
             "run": name,
             "backend": summary["backend"],
             "emulator": summary["emulator"],
+            "network_effects": summary["network_effects"],
             "strategy": summary["strategy"],
             "decisions": summary["decisions"],
             "step_s": summary["step_s"],
@@ -62,6 +63,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
     columns = []
     for name, (heading, unit) in _COLUMNS.items():
         values = [row[name] for row in rows]
+        if name == "emulator":
+            # A simulation has no emulator, but effects on the network.
+            values = [row["emulator"] or row["network_effects"] for row in rows]
         is_text = any(isinstance(value, str) for value in values)
         cells = [str(value or "-") if is_text or value is None else number_text(value / unit) for value in values]
         width = max(map(len, (heading, *cells)))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from planner.files.documents import Document
 from planner.files.parsing import Bytes, BytesOrUnlimited, NotNegative, Number, Part, Seconds, Seed, file_entry
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import (
@@ -156,14 +157,25 @@ def _slowdowns(entries: Sequence[SlowdownEntry], cluster: Cluster, part: Part) -
 
 BASES = {"ideal": NetworkEffects(), "tcp": TCP, "tcp-wide-area": WIDE_AREA_TCP}
 
+_KEY = "effects"
+
+# Value of this key that switches all effects off.
+NO_EFFECTS = "none"
+
+
+def network_name(network: NetworkEffects) -> str:
+    """Return the name of the base that has these effects, or ``as given`` if there is none."""
+    return next((name for name, base in BASES.items() if base == network), "as given")
+
 
 @file_entry
 class NetworkEntry:
     """Effects on the network: a named base, and values that replace values of the base.
 
     Attributes:
-        base: ``ideal`` (no effects), ``tcp`` (measured on Linux with default settings) or ``tcp-wide-area`` (the same,
-            but windows of idle connections stay open, as on the hosts of the emulated links).
+        base: ``tcp-wide-area`` (the default: measured on Linux, with windows of idle connections that stay open, as on
+            the hosts of the emulated links), ``tcp`` (the same with Linux's default settings) or ``ideal`` (no
+            effects).
         share: Share of a link's nominal rate that a training job reaches.
         payload_efficiency: Share of payload in a link's bits.
         window: Limit on a connection's window, or ``unlimited``.
@@ -174,7 +186,7 @@ class NetworkEntry:
         handover: Time that software takes to hand over a message, in addition to the links' latency.
     """
 
-    base: Literal["ideal", "tcp", "tcp-wide-area"] = "ideal"
+    base: Literal["ideal", "tcp", "tcp-wide-area"] = "tcp-wide-area"
     share: Number | None = None
     payload_efficiency: Number | None = None
     window: BytesOrUnlimited | None = None
@@ -237,8 +249,17 @@ class EffectsEntry:
     memory: MemoryEntry = field(default_factory=MemoryEntry)
 
 
-def read_effects(part: Part, cluster: Cluster) -> Effects:
-    """Return the effects, which name devices of the cluster."""
+def read_effects(document: Document, cluster: Cluster) -> Effects:
+    """Return the effects of a scenario, which name devices of the cluster; those of TCP if the scenario says nothing.
+
+    ``none`` in place of the effects switches all of them off.
+    """
+    given = document.value.get(_KEY, {})
+    if given == NO_EFFECTS:
+        return Effects()
+    if _KEY not in document.value:
+        return Effects(network=network_effects(NetworkEntry()))
+    part = Part(document, _KEY)
     entry = part.parse(EffectsEntry)
     try:
         network = network_effects(entry.network)

@@ -13,7 +13,6 @@ from planner.files.faults import FaultEntry, read_faults
 from planner.files.model import ModelEntry, read_model
 from planner.files.parsing import Name, NotNegative, Number, Part, Positive, Seed, file_entry, parse
 from planner.scenario.cluster import Cluster
-from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import SHAPES, LearningRateSchedule, Optimizer, Training
@@ -79,14 +78,15 @@ StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
 class ScenarioEntry:
     """A scenario; the value of each key but ``name`` may also be the path of a file with that value.
 
-    ``data`` gives the number of samples that each region stores and trains on; if absent, all regions have all samples.
+    ``effects`` are those of TCP if absent; ``none`` switches all effects off. ``data`` gives the number of samples that
+    each region stores and trains on; if absent, all regions have all samples.
     """
 
     name: Name
     cluster: ClusterEntry | str
     model: ModelEntry | str
     training: TrainingEntry | str
-    effects: EffectsEntry | str = field(default_factory=EffectsEntry)
+    effects: Literal["none"] | EffectsEntry | str = field(default_factory=EffectsEntry)
     faults: tuple[FaultEntry, ...] | str = ()
     data: dict[str, StoredSamples] | str = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ def scenario_in(document: Document) -> Scenario:
     model, code = read_model(Part(document, "model"), kinds)
     training = _training(Part(document, "training"))
     _refuse_no_work(model, cluster, document)
-    effects = read_effects(Part(document, "effects"), cluster) if "effects" in value else Effects()
+    effects = read_effects(document, cluster)
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
     data = _data(Part(document, "data"), cluster) if "data" in value else {}
     return Scenario(name, cluster, model, training, code, effects, faults, data)

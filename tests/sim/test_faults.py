@@ -371,6 +371,7 @@ model:
       activation: 1 kB
       times: {a100-40: {samples: [1], forward: [1 s], backward_input: [1 s], backward_weight: [1 s]}}
 training: {global_batch: 1}
+effects: none
 faults:
   - {preemption: spot.csv, from: 100 s, nodes: {n1: left, n2: right, n3: right}}
   - {link: 'east->west', out: 30 s, back: 40 s}

@@ -16,9 +16,9 @@ from experiments.profiles.cluster_file import MeasuredLink, add_links
 from experiments.profiles.network import (
     fit_size_curve,
 )
-from planner.cost.network import connections_ceiling_bps, nominal_path
+from planner.cost.network import connections_ceiling_bps, nominal_path, payload_bps
 from planner.files.scenario import read_scenario
-from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY
+from planner.scenario.effects import TCP_PAYLOAD_EFFICIENCY, WIDE_AREA_TCP
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
 from tests.helpers.networks.linked_hosts import RESPONDER, LinkedHosts, Outcome, run_in_hosts
@@ -316,7 +316,11 @@ def test_like_directions_are_one_link_and_unlike_ones_two(tmp_path: Path) -> Non
         "  - {from: workshop, to: berlin, bandwidth: 20 Mbit/s, latency: 20 ms, jitter: 3 ms}\n"
     )
     path = nominal_path(scenario(tmp_path), "two", "one")
-    assert (path.rate_bps, path.latency_s, path.jitter_s) == (20e6, 0.02, 0.003)
+    assert (path.rate_bps, path.latency_s, path.jitter_s) == (
+        payload_bps(WIDE_AREA_TCP, 20e6),
+        0.02 + WIDE_AREA_TCP.handover_s,
+        0.003,
+    )
 
 
 def test_what_a_person_wrote_of_a_link_stays(tmp_path: Path) -> None:

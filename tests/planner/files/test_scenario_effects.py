@@ -80,11 +80,18 @@ def test_hosts_and_size_curves(tmp_path: Path) -> None:
     assert cluster.links[0].size_curve is None
 
 
-def test_without_effects_and_faults_there_are_none(tmp_path: Path) -> None:
-    scenario = read(tmp_path)
-    assert (scenario.effects, scenario.faults) == (Effects(), ())
-    scenario = read(tmp_path, "effects: {}\nfaults: []\n")
-    assert (scenario.effects, scenario.faults) == (Effects(), ())
+@pytest.mark.parametrize(
+    ("more", "effects"),
+    [
+        ("", Effects(WIDE_AREA_TCP)),
+        ("effects: {}\nfaults: []\n", Effects(WIDE_AREA_TCP)),
+        ("effects: {memory: {framework: 1 GiB}}\n", Effects(WIDE_AREA_TCP, memory=MemoryEffects(2**30))),
+        ("effects: none\n", Effects()),
+    ],
+)
+def test_links_have_tcp_s_effects_unless_the_file_says_otherwise(tmp_path: Path, more: str, effects: Effects) -> None:
+    scenario = read(tmp_path, more)
+    assert (scenario.effects, scenario.faults) == (effects, ())
 
 
 def test_all_effects(tmp_path: Path) -> None:
@@ -92,6 +99,7 @@ def test_all_effects(tmp_path: Path) -> None:
     effects = """
 effects:
   network:
+    base: ideal
     share: 0.8
     payload_efficiency: 0.9
     window: 8 MB
@@ -143,7 +151,7 @@ effects:
         ("tcp-wide-area", WIDE_AREA_TCP),
         ("{base: tcp-wide-area, share: 0.5}", replace(TCP, idle_s=math.inf, share=0.5)),
         ("{base: tcp, cold_start: false, window: unlimited}", replace(TCP, cold_start=False, window_bytes=math.inf)),
-        ("{ready_notice: true}", NetworkEffects(ready_notice=True)),
+        ("{ready_notice: false}", replace(WIDE_AREA_TCP, ready_notice=False)),
     ],
 )
 def test_the_network_by_name_or_one_by_one(network: str, expected: NetworkEffects, tmp_path: Path) -> None:
