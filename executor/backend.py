@@ -130,6 +130,7 @@ class TorchBackend:
             names = [device.name for device in scenario.cluster.devices]
             driver = PolicyDriver(plan, config.first_step, names, adaptation, check, rows, watch, self.tell, steps)
             run_job(job, devices, driver if config.is_steered else None)
+            driver.end()
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
                 merge_parameters(job, len(devices), self.parameters)

@@ -31,8 +31,8 @@ class PostedReceives:
         self._steps = steps
         self._gate = gate
         self._network = network
-        # Pairs (step, actor) whose receives are posted as soon as the step's plan is known.
-        self._unplanned: list[tuple[int, int]] = []
+        # Steps and actors whose receives are posted as soon as the step's plan is known, but not before a time in s.
+        self._unplanned: list[tuple[int, int, float]] = []
 
     def start_step(self, step: int, actor: int, now_s: float) -> None:
         """Post the next step's receives for an actor that starts a step, or defer them until the next plan is known."""
@@ -41,15 +41,15 @@ class PostedReceives:
         if step + 1 < min(self._gate.known_steps, self._gate.end_step):
             self._post(step + 1, actor, now_s)
         elif step + 1 < self._gate.end_step:
-            self._unplanned.append((step + 1, actor))
+            self._unplanned.append((step + 1, actor, now_s))
 
-    def post_planned(self, now_s: float) -> None:
+    def post_planned(self) -> None:
         """Post the deferred receives of steps whose plan has become known."""
-        planned = [(step, actor) for step, actor in self._unplanned if step < self._gate.known_steps]
+        planned = [each for each in self._unplanned if each[0] < self._gate.known_steps]
         self._unplanned = [each for each in self._unplanned if each[0] >= self._gate.known_steps]
-        for step, actor in planned:
+        for step, actor, ready_s in planned:
             if step < self._gate.end_step:
-                self._post(step, actor, now_s)
+                self._post(step, actor, ready_s)
 
     def is_posted(self, message: Message, receiver: int, line: int) -> bool:
         """Return whether a message's receive is posted; if not, queue the message until the receive is posted."""
@@ -60,11 +60,12 @@ class PostedReceives:
         step.unposted.setdefault(receiver, []).append((line, message))
         return False
 
-    def _post(self, step: int, actor: int, now_s: float) -> None:
-        step_run = self._steps[step]
-        step_run.posted_s[actor] = now_s
+    def _post(self, step: int, actor: int, ready_s: float) -> None:
+        """Post a step's receives at ``ready_s`` or, if this is later, when the step's plan becomes known."""
+        step_run, posted_s = self._steps[step], max(ready_s, self._gate.known_s.get(step, ready_s))
+        step_run.posted_s[actor] = posted_s
         for line, message in step_run.unposted.pop(actor, ()):
-            message.posted_s = now_s
+            message.posted_s = posted_s
             self._network.connections[line].send(message)
 
 

@@ -1,5 +1,7 @@
 """Calls the policy of a job after each step and each loss of ranks, and records decisions and absences of devices."""
 
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
@@ -8,7 +10,9 @@ from executor.control.arrivals import with_arrivals
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
+from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
+from planner.adapt.thinking import Thinking
 from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event
 from planner.plan.plan import Plan
 from planner.runs.record import Progress, ProgressCallback
@@ -51,6 +55,34 @@ class Absences:
         return [*self._over, *lasting]
 
 
+class PolicyCall:
+    """A call of a policy in a thread, which does not keep the process alive; see `planner.adapt.thinking.Thought`."""
+
+    def __init__(self, propose: Callable[[Observation], Plan | None], seen: Observation) -> None:
+        self._is_over = threading.Event()
+        self._answer: Plan | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, args=(propose, seen), name="policy", daemon=True).start()
+
+    def is_over(self, until_s: float) -> bool:
+        """Wait for the policy until ``until_s``, in seconds of `time.monotonic`; return whether it has answered."""
+        return self._is_over.wait(max(0.0, until_s - time.monotonic()))
+
+    def answer(self) -> Plan | None:
+        """Return the policy's answer, or raise what the policy raised; wait for it if need be."""
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def _run(self, propose: Callable[[Observation], Plan | None], seen: Observation) -> None:
+        try:
+            self._answer = propose(seen)
+        except BaseException as error:
+            self._error = error
+        self._is_over.set()
+
+
 @dataclass(eq=False)
 class PolicyDriver:
     """Calls the policy once for each finished step, and whenever ranks are lost.
@@ -91,6 +123,7 @@ class PolicyDriver:
         self.decision_events: list[Event] = []
         self.absences = Absences()
         self.losses: dict[int, float] = {}
+        self._thinking = None if self._adaptation is None else Thinking(self._adaptation, self._begin)
 
     def finish_step(self, step: int, parts: Sequence[dict[str, Any]], away: list[str]) -> NewPlan | None:
         """Return the new plan that the policy decides after a step; None if the plan stays.
@@ -112,12 +145,16 @@ class PolicyDriver:
         self._show(step, events, decision, away)
         return None if decision is None else self._timeline[-1][1]
 
+    def _begin(self, seen: Observation) -> PolicyCall:
+        assert self._adaptation is not None
+        return PolicyCall(self._adaptation.propose, seen)
+
     def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
         """Return the decision of the policy; None if the plan stays."""
-        if self._adaptation is None:
+        if self._adaptation is None or self._thinking is None:
             return None
         before = self._adaptation.latest
-        decision = self._adaptation.finish_step(step, events, tuple(away))
+        decision = self._thinking.finish_step(step, events, tuple(away), time.monotonic())
         if decision is None:
             return None
         self._note(decision, max(event.end_s for event in events))
@@ -150,7 +187,8 @@ class PolicyDriver:
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
         self.absences.begin(gone, now_s)
         decision = None
-        if self._adaptation is not None and gone:
+        if self._adaptation is not None and self._thinking is not None and gone:
+            self._thinking.settle()
             before = self._adaptation.plan_for(self._shown)
             decision = self._adaptation.lose_devices(self._shown, events, tuple(gone), tuple(away))
             if decision is not None:
@@ -162,6 +200,11 @@ class PolicyDriver:
             how = "by the others, with another plan" if decision is not None else "when their processes are back"
             self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
         return [self._at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
+
+    def end(self) -> None:
+        """Wait for the policy after the last step; raise what it raises."""
+        if self._thinking is not None:
+            self._thinking.end()
 
     def _at(self, step: int) -> NewPlan:
         first, new = next(each for each in reversed(self._timeline) if each[0] <= step)

@@ -13,7 +13,7 @@ from executor.control.processes import RankProcesses
 from executor.core.control_channel import Message
 from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
-from executor.recovery.copies import missing_layers, newest_complete, restoring_moves
+from planner.adapt.copies import missing_layers, newest_complete, restoring_moves
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import RunError

@@ -19,11 +19,11 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.recovery.copies import Copies
 from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
+from planner.adapt.copies import Copies
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves, state_bytes
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
-from planner.adapt.observation import Observer
+from planner.adapt.observation import Observation, Observer
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.check import check_plan
 from planner.events.event import Event
@@ -64,25 +64,53 @@ class Adaptation:
     def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Decision | None:
         """Show the policy a finished step, with its events; return the decision, or None if the policy keeps the plan.
 
-        ``away`` names the devices of the cluster that are known to be absent.
+        ``away`` names the devices of the cluster that are known to be absent. The policy answers at once; with
+        `planner.adapt.thinking.Thinking` training goes on meanwhile.
         """
+        seen = self.observe(step, events, away)
+        proposed = self.propose(seen)
+        return self.install(seen, proposed, step + DECISION_LAG_STEPS) if proposed is not None else None
+
+    def observe(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Observation:
+        """Return the observation of a finished step, with its events."""
+        return replace(self._observer.observe(events, step, self.plan_for(step)), away=away)
+
+    def propose(self, seen: Observation) -> Plan | None:
+        """Show an observation to the policy; return the plan that it wants, or None if it keeps the plan."""
         current = self.latest
-        seen = replace(self._observer.observe(events, step, self.plan_for(step)), away=away)
         proposed = self._policy.decide(seen, current)
         if proposed is None or proposed == current:
             return None
-        when = f"after step {step} policy {self._name}"
+        when = self._when(seen)
         self._check(when, current, proposed)
-        self._refuse_away(when, proposed, set(away) - set(current.devices))
+        self._refuse_away(when, proposed, set(seen.away) - set(current.devices))
+        return proposed
+
+    def install(self, seen: Observation, proposed: Plan, first_step: int) -> Decision:
+        """Change to the plan that `propose` returned for an observation, from ``first_step`` on."""
+        current = self.latest
         anew = needs_set_up(current, proposed)
-        migration = self._migration(when, current, proposed, away) if anew else NO_MIGRATION
-        decision = self._decide(step, step + DECISION_LAG_STEPS, current, proposed, migration)
+        migration = self._migration(self._when(seen), current, proposed, seen.away) if anew else NO_MIGRATION
+        decision = self._decide(seen.step, first_step, current, proposed, migration)
         if anew:
             self._starts.append(decision)
         return decision
 
+    @property
+    def thinking_s(self) -> float:
+        """Seconds that the policy's last call is estimated to take on a usual machine; 0 for policies without it."""
+        return float(getattr(self._policy, "thinking_s", 0.0))
+
+    def _when(self, seen: Observation) -> str:
+        return f"after step {seen.step} policy {self._name}"
+
     def lose_devices(
-        self, step: int, events: Iterable[Event], gone: tuple[str, ...], away: tuple[str, ...]
+        self,
+        step: int,
+        events: Iterable[Event],
+        gone: tuple[str, ...],
+        away: tuple[str, ...],
+        resumed: int | None = None,
     ) -> Decision | None:
         """Show the policy an unfinished step, with its events so far, that devices have left.
 
@@ -91,6 +119,7 @@ class Adaptation:
             events: Events of the step so far.
             gone: Absent devices that the plan of the step names.
             away: All absent devices of the cluster.
+            resumed: The step from which the run goes on if finished steps have to be repeated; None if not.
 
         Returns:
             The decision to continue without the devices in ``gone``; None to wait for their return.
@@ -107,7 +136,10 @@ class Adaptation:
         self._refuse_away(when, proposed, {*gone, *away})
         self._check(when, running, proposed)
         self._starts = [each for each in self._starts if each.first_step < step]
-        return self._decide(step, step, running, proposed, self._migration(when, running, proposed, away))
+        decision = self._decide(step, step, running, proposed, self._migration(when, running, proposed, away))
+        if resumed is not None and resumed < step:
+            self._timeline.append((resumed, proposed))
+        return decision
 
     @property
     def _name(self) -> str:

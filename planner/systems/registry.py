@@ -125,6 +125,11 @@ class _UserPolicy:
         self._path = path
         self._policy = policy
 
+    @property
+    def thinking_s(self) -> float:
+        """Seconds that the policy says the last call takes; 0 if it says nothing."""
+        return float(getattr(self._policy, "thinking_s", 0.0))
+
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         with user_code(self._path, f"'decide' fails at step {observation.step}", "correct this method"):
             return self._policy.decide(observation, plan)

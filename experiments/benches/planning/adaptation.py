@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from executor.backend import TorchBackend, choose_emulator
+from experiments.benches.cases import TRACES_VARIABLE
 from experiments.benches.planning.adaptation_traces import DURATION_S, TracePair, trace_pairs
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
-from experiments.benches.simulation.fidelity_cases import VARIABLE
 from experiments.runs.scenario import choose_scenario
 from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
@@ -35,7 +35,7 @@ from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.forecast import LEAST_BPS, LinkSample, forecast_paths
 from planner.systems.auto.policy import AutoPolicy
-from planner.systems.auto.portfolio import planned
+from planner.systems.auto.portfolio import searched_once
 from planner.systems.deepcee.policy import DeepceePolicy
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
@@ -101,9 +101,9 @@ _ENDLESS = 10**9
 
 def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Simulate all pairs of traces with and without policies, and run two regions for real unless ``quick``."""
-    folder = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
+    folder = Path(os.environ[TRACES_VARIABLE]) if TRACES_VARIABLE in os.environ else None
     if folder is None:
-        tell(f"only presets: {VARIABLE} names no folder of recorded traces")
+        tell(f"only presets: {TRACES_VARIABLE} names no folder of recorded traces")
     links = wide_area_links(choose_scenario(SCENARIO))
     nominal_bps = (links[0].bandwidth_bps, links[1].bandwidth_bps)
     pairs = [pair for pair in trace_pairs(folder, nominal_bps) if not quick or pair.name in QUICK_TRACES]
@@ -130,14 +130,14 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 def measure_pair(pair: TracePair, duration_s: float) -> Row:
     """Simulate one pair of traces for ``duration_s`` seconds without a policy and with each policy; return its row."""
     scenario = with_traces(choose_scenario(SCENARIO), pair.traces)
-    start = planned(_at_means(scenario, 0.0, FIRST_MINUTE_S))
+    start = searched_once(_at_means(scenario, 0.0, FIRST_MINUTE_S))[0]
     plain = _run(scenario, start, None, duration_s)
     deepcee = _run(scenario, start, DeepceePolicy(scenario), duration_s)
-    policy = AutoPolicy(scenario)
+    policy = AutoPolicy(scenario, searched_once)
     adapted = _run(scenario, start, policy, duration_s)
     rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
     others = {*policy.portfolio.plans(), *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
-    others.add(planned(_at_means(scenario, 0.0, duration_s)))
+    others.add(searched_once(_at_means(scenario, 0.0, duration_s))[0])
     plans = [start, *sorted(others - {start}, key=repr)]
     static_per_s, known_ahead_per_s = _hindsight(scenario, plans, rates["p"], duration_s)
     return {

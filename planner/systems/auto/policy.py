@@ -36,7 +36,7 @@ from planner.systems.auto.forecast import (
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.portfolio import MOST_STEPS_DOWN, MOST_STEPS_UP, RATE_STEP, Portfolio
+from planner.systems.auto.portfolio import Portfolio, Searched, searched
 from planner.systems.auto.probing import probing_plan
 
 # Seconds between two reviews of the portfolio, and number of network states (one sample of every link) over which the
@@ -47,6 +47,13 @@ STATES = 12
 # Shares of a step's time that a change must save: if no layers move; if layers move and the new plan has run before;
 # and if layers move and it has not, since its predicted time may be wrong by as much (docs/systems/auto.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
+
+# Time in which a search looks at a candidate, seconds: the median over clusters of 2 to 12 devices, on one core.
+CANDIDATE_S = 0.0014
+
+# Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
+SLOW = 1 / 2
+COLLAPSED = 1 / 32
 
 # Least ratio of the time that moving layers is expected to save to the time that the move takes.
 SAFETY = 2.0
@@ -63,20 +70,30 @@ FRESH_S = 60.0
 
 
 class AutoPolicy:
-    """The policy ``auto``; each run needs an object of its own, whose ``portfolio`` has the plans found so far."""
+    """The policy ``auto``; each run needs an object of its own.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        search: Function that searches for a plan; `portfolio.searched_once` if several runs need the same plans.
+
+    Attributes:
+        portfolio: Plans found so far.
+        thinking_s: Estimated time of the last decision on a usual machine, seconds.
+    """
+
+    def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
+        self.thinking_s = 0.0
         regions = set(scenario.cluster.regions)
         self._links = {
-            # Observed latencies include the jitter, so the declared one must as well.
+            # Observed latencies include jitter and hand-over, so the declared one must as well.
             link.name: LinkForecast(
-                payload_bps(scenario.effects.network, link.bandwidth_bps), link.latency_s + link.jitter_s
+                payload_bps(scenario.effects.network, link.bandwidth_bps),
+                link.latency_s + link.jitter_s + scenario.effects.network.handover_s,
             )
             for link in scenario.cluster.links
             if link.source != link.target and {link.source, link.target} <= regions
         }
-        self.portfolio = Portfolio(scenario)
+        self.portfolio = Portfolio(scenario, search)
         self._bias = PredictionBias()
         self._before: Observation | None = None
         self._elapsed_s = 0.0
@@ -89,6 +106,12 @@ class AutoPolicy:
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
+        before = self.portfolio.candidates
+        decided = self._decide(observation, plan)
+        self.thinking_s = CANDIDATE_S * (self.portfolio.candidates - before)
+        return decided
+
+    def _decide(self, observation: Observation, plan: Plan) -> Plan | None:
         if plan.synchronisation.method != "allreduce":
             return None
         if self._before is None:
@@ -136,15 +159,20 @@ class AutoPolicy:
         return changed
 
     def _cover(self, away: frozenset[str]) -> None:
-        """Search for plans at three sets of link rates: means, lower quartiles, and the lowest rate for all links."""
-        declared = {link.name: link.bandwidth_bps for link in self._scenario.cluster.links}
-        mean, slow = {}, {}
+        """Search for plans at three sets of link rates: means, lower quartiles, and `COLLAPSED` of the means.
+
+        If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too.
+        """
+        mean, slow, collapsed = {}, {}, {}
+        wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
         for name, link in self._links.items():
-            rates_bps = [max(sample.rate_bps, LEAST_BPS) / declared[name] for sample in link.samples]
-            mean[name] = _steps(float(np.mean(rates_bps)))
-            slow[name] = _steps(float(np.quantile(rates_bps, 0.25)))
-        for steps in (mean, slow, dict.fromkeys(self._links, -MOST_STEPS_DOWN)):
-            self.portfolio.cover(tuple(sorted(steps.items())), away)
+            rates_bps = [wire * max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
+            latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
+            mean[name] = float(np.mean(rates_bps)), latency_s
+            slow[name] = min(float(np.quantile(rates_bps, 0.25)), SLOW * mean[name][0]), latency_s
+            collapsed[name] = COLLAPSED * mean[name][0], latency_s
+        for links in (mean, slow, collapsed):
+            self.portfolio.cover(links, away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return the plan that saves most time compared with ``incumbent``, or None if no change pays.
@@ -260,11 +288,6 @@ class AutoPolicy:
         """Return the plan with the shortest predicted step on the devices that are present; None if there is none."""
         self._cover(away)
         return min(self.portfolio.plans(away), key=self._step_s, default=None)
-
-
-def _steps(ratio: float) -> int:
-    """Return the exponent n with `RATE_STEP` ** n nearest to a ratio of rates, within the portfolio's limits."""
-    return max(-MOST_STEPS_DOWN, min(MOST_STEPS_UP, round(math.log(ratio, RATE_STEP))))
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:

@@ -1,6 +1,7 @@
-"""The plans that policy `auto` has found so far in a run, each by a search at certain link rates."""
+"""The plans that policy `auto` has found so far in a run, each by a search at certain rates and latencies of links."""
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from planner.check import is_possible
@@ -15,38 +16,54 @@ from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import search
 from traces.common.errors import InputError
 
-# Searches use link rates of `RATE_STEP` ** n times the declared rate, since plans for closer rates differ little. The
-# exponent n is between -`MOST_STEPS_DOWN` and `MOST_STEPS_UP`.
-RATE_STEP = 2.0
-MOST_STEPS_DOWN, MOST_STEPS_UP = 5, 1
+# No new search if an earlier one had nearly the same links: rates within a factor of `NEAR`, latencies too or within
+# `NEAR_S` seconds.
+NEAR = 1.5
+NEAR_S = 0.0005
+
+# Rate, bits per second, and one-way latency, seconds, of each link by its name.
+Links = Mapping[str, tuple[float, float]]
+
+# Function from a scenario and the names of absent devices to a plan and a number of candidates, as `searched`.
+Searched = Callable[[Scenario, frozenset[str]], tuple[Plan, int]]
 
 
 class Portfolio:
-    """The plans found so far; each run needs an object of its own."""
+    """The plans found so far; each run needs an object of its own.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        search: Function that searches for a plan.
+
+    Attributes:
+        candidates: Number of plans that all searches so far have looked at.
+    """
+
+    def __init__(self, scenario: Scenario, search: Searched) -> None:
+        self.candidates = 0
+        self._search = search
         self._scenario = scenario
         self._plans: dict[Plan, None] = {}
-        self._covered: set[tuple[tuple[tuple[str, int], ...], frozenset[str]]] = set()
+        self._covered: list[tuple[Links, frozenset[str]]] = []
 
     def plans(self, away: frozenset[str] = frozenset()) -> list[Plan]:
         """Return all plans that use no device of ``away``, in the order in which they were found."""
         return [plan for plan in self._plans if away.isdisjoint(plan.devices)]
 
-    def cover(self, steps: tuple[tuple[str, int], ...], away: frozenset[str]) -> None:
-        """Search for a plan at some link rates and add it; do nothing if an earlier call had the same arguments.
+    def cover(self, links: Links, away: frozenset[str]) -> None:
+        """Search for a plan at some rates and latencies and add it; do nothing if an earlier call had nearly the same.
 
         Args:
-            steps: (name of a link, exponent n): the rate of the link is `RATE_STEP` ** n times the declared rate.
+            links: The links between regions; their latencies include jitter and hand-over of a message, as observed.
             away: Names of devices that are absent.
         """
-        if (steps, away) in self._covered:
+        if any(away == others and _are_near(links, covered) for covered, others in self._covered):
             return
-        self._covered.add((steps, away))
+        self._covered.append((links, away))
         try:
-            found = planned(_at_rates(self._scenario, steps), away)
+            found, candidates = self._search(_with_links(self._scenario, links), away)
         except InputError:
             return
+        self.candidates += candidates
         self.add(found)
 
     def add(self, plan: Plan) -> None:
@@ -57,19 +74,48 @@ class Portfolio:
             self._plans[dynamic] = None
 
 
-def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
-    """Return the plan that `search` finds with links at their declared rates, without the devices in ``away``.
+@dataclass(frozen=True)
+class _Counting(Objective):
+    """The throughput, with a count of the candidates that are scored."""
+
+    scored: list[Plan] = field(default_factory=list)
+
+    def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
+        self.scored.append(plan)
+        return super().score(plan, step_s, scenario)
+
+
+def searched(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, int]:
+    """Return the plan that `search` finds without the devices in ``away``, and the number of candidates it looked at.
+
+    Links have their declared rates.
 
     Raises:
         InputError: No plan fits into memory.
     """
+    devices = scenario.cluster.devices
+    if len(away) == len(devices):
+        raise no_split_fits(scenario, "auto", [])
+    cluster = Cluster(devices, tuple(replace(link, trace=None) for link in scenario.cluster.links))
+    steady = Scenario(scenario.name, cluster, scenario.model, scenario.training, effects=scenario.effects)
+    objective = _Counting()
+    return search(steady, objective, without=away), len(objective.scored)
+
+
+def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
+    """Return the plan of `searched`."""
+    return searched(scenario, away)[0]
+
+
+def searched_once(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, int]:
+    """Return the result of `searched`, kept for later calls, since several runs of a bench need the same plan."""
     devices, links = scenario.cluster.devices, scenario.cluster.links
     steady = tuple(replace(link, trace=None) for link in links)
-    return _planned(scenario.name, devices, steady, scenario.model, scenario.training, scenario.effects, away)
+    return _searched(scenario.name, devices, steady, scenario.model, scenario.training, scenario.effects, away)
 
 
 @lru_cache(maxsize=256)
-def _planned(
+def _searched(
     name: str,
     devices: tuple[Device, ...],
     links: tuple[Link, ...],
@@ -77,18 +123,28 @@ def _planned(
     training: Training,
     effects: Effects,
     away: frozenset[str],
-) -> Plan:
-    """Return the result of `planned`, cached by the parts of the scenario because several runs need the same plan."""
-    scenario = Scenario(name, Cluster(devices, links), model, training, effects=effects)
-    if len(away) == len(devices):
-        raise no_split_fits(scenario, "auto", [])
-    return search(scenario, Objective(), without=away)
+) -> tuple[Plan, int]:
+    """Return the result of `searched`, cached by the parts of the scenario that a search uses."""
+    return searched(Scenario(name, Cluster(devices, links), model, training, effects=effects), away)
 
 
-def _at_rates(scenario: Scenario, steps: tuple[tuple[str, int], ...]) -> Scenario:
-    factors = {name: RATE_STEP**step for name, step in steps}
-    links = tuple(
-        replace(link, bandwidth_bps=link.bandwidth_bps * factors.get(link.name, 1.0), trace=None)
-        for link in scenario.cluster.links
+def _are_near(links: Links, others: Links) -> bool:
+    pairs = [(*links[name], *others[name]) for name in links]
+    return all(
+        1 / NEAR <= rate_bps / other_bps <= NEAR
+        and (abs(latency_s - other_s) <= NEAR_S or 1 / NEAR <= latency_s / max(other_s, NEAR_S) <= NEAR)
+        for rate_bps, latency_s, other_bps, other_s in pairs
     )
-    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+
+
+def _with_links(scenario: Scenario, seen: Links) -> Scenario:
+    handover_s = scenario.effects.network.handover_s
+    links = []
+    for link in scenario.cluster.links:
+        if link.name in seen:
+            rate_bps, latency_s = seen[link.name]
+            # The scenario adds the hand-over itself.
+            latency_s = max(0.0, latency_s - handover_s)
+            link = replace(link, bandwidth_bps=rate_bps, latency_s=latency_s, jitter_s=0.0)
+        links.append(replace(link, trace=None))
+    return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
