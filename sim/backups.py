@@ -1,9 +1,10 @@
 """Copies of layers that devices send to their backup ranks while training goes on, as `run --backup-every` does."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from planner.adapt.copies import newest_complete
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
@@ -40,6 +41,13 @@ class BackupFlows:
         self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._is_due: dict[int, bool] = {}
         self._missing: dict[int, int] = {}
+        # By device: the layers that it trains, and those of which it has copies, by the step before which they are.
+        self._own: defaultdict[str, set[int]] = defaultdict(set)
+        for stage in plan.stages:
+            for device in (name for replica in stage.replicas for name in replica.devices):
+                self._own[device].update(stage.layers)
+        self._copies: defaultdict[str, dict[int, frozenset[int]]] = defaultdict(dict)
+        self._layers = len(scenario.model.layers)
 
     def begin(self, network: Network, step: int, devices: Sequence[str], now_s: float) -> None:
         """Send the copies of devices that begin a step at ``now_s``; their backup ranks post the receives likewise."""
@@ -49,6 +57,8 @@ class BackupFlows:
         # A device that sums gradients during its actions begins a step twice.
         new = [device for device in devices if device not in begun_s]
         begun_s |= dict.fromkeys(new, now_s)
+        for device in new:
+            self._keep(device, step, self._own[device])
         for move in self.moves:
             ends = {move.source, move.target}
             if not ends.isdisjoint(new) and ends <= begun_s.keys():
@@ -57,9 +67,27 @@ class BackupFlows:
                     message.posted_s = begun_s[move.target]
                 network.connection(move.source, move.target).send(message)
 
+    def newest_complete(self, last: int, away: Collection[str]) -> int:
+        """Return the newest step, at most ``last``, before which devices outside of ``away`` have a copy of each layer.
+
+        It is the epoch's first step if there is none, and ``last`` itself if no copies are made: copies of all layers
+        are then assumed to be there.
+        """
+        if not self._interval_steps:
+            return last
+        for device in away:
+            # A process that comes back has no copies.
+            self._copies.pop(device, None)
+        found = newest_complete(self._copies.values(), self._layers, last)
+        return self._first_step if found is None else found
+
+    def _keep(self, device: str, step: int, layers: Iterable[int]) -> None:
+        copies = self._copies[device]
+        copies[step] = copies.get(step, frozenset()).union(layers)
+
     def _is_due_at(self, step: int) -> bool:
         """Return whether copies are made before a step; the first device that begins the step decides this."""
-        if self.moves and step not in self._is_due:
+        if self._interval_steps and step not in self._is_due:
             # Devices are ahead of SimPy's clock, and count a copy on its way as incomplete. In the executor too, ranks
             # hear of complete copies up to two steps later.
             incomplete = sum(count > 0 for count in self._missing.values())
@@ -73,6 +101,7 @@ class BackupFlows:
         """Record an arrived copy; return the event of sending it."""
         self._missing[message.step] -= 1
         move = message.transfer
+        self._keep(move.target, message.step, move.layers)
         place = (move.source, move.target, -1, -1, -1, message.step, BACKUP_ACTION)
         times_s = (message.ready_s, message.departed_s)
         return Event(EventKind.BACKUP, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s)

@@ -1,13 +1,11 @@
 """An epoch of a run: steps for which devices, layers and connections stay where they are."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import simpy
 
-from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer
 from planner.check.paths import between_stages
 from planner.cost.synchronisation import update_edges
@@ -23,7 +21,7 @@ from sim.network.connection import Message
 from sim.network.network import Network
 from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
-from sim.step_gate import StepGate, StopCondition
+from sim.step_gate import PolicyClock, StepGate, StopCondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,7 @@ class Epoch:
         transfers: Layer transfers before the first step; devices that receive no layers begin at once.
         ready_s: Time at which each device finished the previous epoch, seconds from the start of the run.
         earliest_s: Earliest start of devices that were not in the previous epoch, seconds from the start of the run.
+        observed_steps: Number of steps that the policy has observed; those from ``first_step`` on are repeated.
     """
 
     plan: Plan
@@ -41,6 +40,7 @@ class Epoch:
     transfers: tuple[LayerTransfer, ...] = ()
     ready_s: Mapping[str, float] = field(default_factory=dict)
     earliest_s: float = 0.0
+    observed_steps: int = 0
 
     def ready_at_s(self, device: str) -> float:
         """Return when a device can begin to send or to compute, seconds from the start of the run."""
@@ -70,7 +70,7 @@ class EpochRun:
         self,
         scenario: Scenario,
         epoch: Epoch,
-        adaptation: Adaptation | None,
+        policy: PolicyClock | None,
         stop: StopCondition,
         recorder: Recorder,
         backup_every: int = 0,
@@ -85,10 +85,10 @@ class EpochRun:
         clocks_s = [*self._devices.clock_s.tolist(), *(epoch.ready_at_s(each.source) for each in epoch.transfers)]
         self._environment = simpy.Environment(min(clocks_s))
         self._backups = BackupFlows(plan, scenario, backup_every, epoch.first_step)
-        pairs = epoch.communicating_pairs(scenario, self._backups.moves, adapts=adaptation is not None)
+        pairs = epoch.communicating_pairs(scenario, self._backups.moves, adapts=policy is not None)
         self.network = Network(self._environment, scenario, pairs, plan.connections)
-        self.gate = StepGate(scenario, adaptation, stop, len(actors), epoch.first_step)
-        self.steps = StepRuns(plan, adaptation, scenario, self.network)
+        self.gate = StepGate(scenario, policy, stop, len(actors), epoch.first_step, epoch.observed_steps)
+        self.steps = StepRuns(plan, self.gate.adaptation, scenario, self.network)
         ready_notice = scenario.effects.network.ready_notice
         self._receives = PostedReceives(self.steps, self.gate, self.network) if ready_notice else None
         self._engine = StepEngine(self._environment, scenario, self.network, self._devices, self.steps, self._receives)
@@ -120,6 +120,13 @@ class EpochRun:
         while self._transfer.waiting and self._environment.peek() < math.inf:
             self._next_event(-math.inf)
         return max(self._transfer.end_s, begins_s)
+
+    def resumable_step(self, away: Collection[str]) -> int:
+        """Return the step from which the run can go on without the devices in ``away``.
+
+        It is the first unfinished step or, if the run makes copies of the state, the step of the newest complete ones.
+        """
+        return self._backups.newest_complete(self.gate.next_step, away)
 
     @property
     def is_over(self) -> bool:
@@ -221,7 +228,5 @@ class EpochRun:
             self._recorder.decide(decision, over_s)
         if adapts:
             if self._receives is not None:
-                self._receives.post_planned(over_s)
-            released = self.gate.release()
-            self._devices.clock_s[released] = np.maximum(self._devices.clock_s[released], over_s)
-            self._enter(self.gate.known_steps - 1, released)
+                self._receives.post_planned()
+            self._enter(self.gate.known_steps - 1, self.gate.release())

@@ -15,7 +15,7 @@ from planner.scenario.faults import DETECTION_S, known_away, noticed_absences
 from planner.scenario.scenario import Scenario
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
-from sim.step_gate import StopCondition
+from sim.step_gate import PolicyClock, StopCondition
 from traces.common.errors import RunError
 
 
@@ -56,7 +56,8 @@ class Run:
 
     There is no barrier at a migration: layers are sent as soon as their source has finished the previous step, and a
     device starts the next step when it has received all its layers. If devices leave and the policy continues without
-    them, unfinished steps are lost when the absence is detected; steps that all devices have finished are kept.
+    them, unfinished steps are lost when the absence is detected. Finished steps are kept or, if the run makes copies of
+    the state, repeated from the newest complete copies on.
 
     Args:
         adaptation: Decides the plans of later steps; None if all steps have the same plan.
@@ -73,6 +74,7 @@ class Run:
         self._backup_every = backup_every
         devices = [device.name for device in scenario.cluster.devices]
         self._recorder = Recorder(devices, probes=adaptation is not None)
+        self._policy = PolicyClock(adaptation) if adaptation is not None else None
 
     def run(self) -> EventLog:
         """Return all events of the run.
@@ -82,9 +84,7 @@ class Run:
         """
         epoch: Epoch | None = Epoch(self._plan)
         while epoch is not None:
-            epoch_run = EpochRun(
-                self._scenario, epoch, self._adaptation, self._stop, self._recorder, self._backup_every
-            )
+            epoch_run = EpochRun(self._scenario, epoch, self._policy, self._stop, self._recorder, self._backup_every)
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
         for event in (*epoch_run.updates.events(), *fault_events(self._scenario.faults, epoch_run.now_s)):
             self._recorder.add(event)
@@ -96,7 +96,7 @@ class Run:
         If there is no such departure, the epoch runs until no event is left, and None is returned.
         """
         absences = noticed_absences(self._scenario.faults)
-        if self._adaptation is not None and plan.synchronisation.method == "allreduce" and absences:
+        if self._policy is not None and plan.synchronisation.method == "allreduce" and absences:
             start_s = epoch_run.receive_layers()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
             for noticed_s, _ in groupby(own, key=lambda absence: max(absence.start_s + DETECTION_S, start_s)):
@@ -105,20 +105,32 @@ class Run:
                     break
                 away = known_away(absences, noticed_s)
                 gone = tuple(device for device in away if device in plan.devices)
-                decision = self._ask(self._adaptation, epoch_run, noticed_s, gone, away)
+                resumed = epoch_run.resumable_step(away)
+                decision = self._ask(self._policy, epoch_run, noticed_s, gone, away, resumed)
                 if decision is not None:
-                    transfers = decision.migration.moves
-                    return Epoch(decision.plan, decision.first_step, transfers, earliest_s=noticed_s)
+                    return Epoch(
+                        decision.plan,
+                        resumed,
+                        decision.migration.moves,
+                        earliest_s=self._policy.known_s,
+                        observed_steps=decision.observed_step,
+                    )
         epoch_run.run()
         return None
 
     def _ask(
-        self, adaptation: Adaptation, epoch_run: EpochRun, now_s: float, gone: tuple[str, ...], away: tuple[str, ...]
+        self,
+        policy: PolicyClock,
+        epoch_run: EpochRun,
+        now_s: float,
+        gone: tuple[str, ...],
+        away: tuple[str, ...],
+        resumed: int,
     ) -> Decision | None:
         """Let the policy observe unfinished steps, which are lost if it continues without the absent devices."""
         lost = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
         events = [event for part in lost for event in part]
-        decision = adaptation.lose_devices(epoch_run.gate.next_step, events, gone, away)
+        decision = policy.lose_devices(epoch_run.gate.next_unobserved, events, gone, away, resumed, now_s)
         if decision is not None:
             for part in lost:
                 self._recorder.keep(part)

@@ -90,7 +90,8 @@ def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, floa
     step, start_s = compute.columns["step"], compute.columns["start_s"]
     left = np.full(len(compute), True)
     for number, decision in reversed(list(enumerate(record.decisions))):
-        own = left & (step >= decision.first_step) & (start_s >= answers_s.get(number, -np.inf))
+        # After an answer to a departure, steps before the decision's first one may be repeated with its plan.
+        own = left & (start_s >= answers_s[number] if number in answers_s else step >= decision.first_step)
         left &= ~own
         if own.any():
             yield compute.take(np.flatnonzero(own)), decision.plan

@@ -90,12 +90,10 @@ def _check_times(start_s: float, end_s: float) -> None:
         )
 
 
-# Assumption: devices send a heartbeat every 0.25 s; a device that misses four heartbeats in a row counts as gone.
-HEARTBEAT_S = 0.25
-MISSED_HEARTBEATS = 4
-
-# Seconds from a device's departure until other devices detect the departure; a shorter absence is never detected.
-DETECTION_S = HEARTBEAT_S * MISSED_HEARTBEATS
+# Seconds from a device's departure until the others go on, if they then have all they need; a shorter absence is never
+# detected. Measured on killed ranks of the executor, whose agent sees that they end: 0.04 s until the policy is asked,
+# 0.06 s until the others are connected anew.
+DETECTION_S = 0.1
 
 
 def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:

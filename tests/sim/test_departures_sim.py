@@ -81,6 +81,24 @@ def test_by_hand_the_step_under_way_is_lost_and_its_layers_come_from_the_backup(
     assert [event.end_s for event in of_kind(record, EventKind.DECISION)] == [6.0 + DETECTION_S]
 
 
+@pytest.mark.parametrize("leaves_s", [9.0, 26.0, 41.0])
+def test_the_run_goes_on_from_the_newest_complete_copies(leaves_s: float) -> None:
+    scenario = scenario_with([Absence("device-1", leaves_s)])
+    plan, rest = stages_on(scenario, [0, 1, 2]), stages_on(scenario, [0, 2])
+    policy = Scripted({}, {("device-1",): rest})
+    record = Simulator(backup_every=3).run(scenario, plan, policy, 14)
+    (decision,) = record.decisions
+    noticed_s = leaves_s + DETECTION_S
+    arrived = Counter(e.step for e in of_kind(record, EventKind.BACKUP) if e.arrived_s <= noticed_s)
+    resumed = max(step for step, count in arrived.items() if count == 3 and step <= decision.observed_step)
+    assert resumed % 3 == 0
+    again = {e.step for e in of_kind(record, EventKind.COMPUTE) if e.start_s > noticed_s}
+    assert again == set(range(resumed, 14))
+    # The policy sees each finished step once.
+    assert [seen.step for seen in policy.seen if not seen.gone] == list(range(14))
+    assert step_ends_s(record.events) == sorted(step_ends_s(record.events))
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     leaves=st.lists(

@@ -163,7 +163,7 @@ def test_a_policy_that_breaks_an_invariant_is_refused() -> None:
 def test_recorded_events_lead_a_fresh_policy_to_the_same_decisions() -> None:
     scenario, plan = swaying()
     record = Simulator().run(scenario, plan, make_policy("depth", scenario), steps=30)
-    assert len(record.decisions) >= 2
+    assert record.decisions
     policy = make_policy("depth", scenario)
     assert policy is not None
     adaptation = Adaptation(policy, plan, scenario)

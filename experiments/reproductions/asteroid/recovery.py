@@ -13,12 +13,14 @@ from experiments.reproductions.asteroid.throughput import simulated_samples_per_
 from planner.adapt.migration import backup_holders, migration_between
 from planner.plan.plan import Plan
 from planner.runs.metrics import step_ends_s
-from planner.scenario.faults import DETECTION_S
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import full_redistribution, in_proportion, replan, replay, where_they_were
 from sim.migration import travel_s
 from sim.simulator import Simulator
 from traces.common.errors import InputError
+
+# Assumption: devices send a heartbeat every 0.25 s; a device that misses four heartbeats in a row counts as gone.
+DETECTION_S = 4 * 0.25
 
 
 @dataclass(frozen=True, slots=True)
