@@ -5,8 +5,10 @@ round trips; depths that do not fit into memory are reduced. The step of each ca
 rates. Layers stay on their devices, and the global batch never changes.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 
 from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
@@ -20,8 +22,12 @@ from planner.step.evaluate import step_time_s
 from planner.step.orders import SEARCHING
 from planner.systems.deepcee.observed_paths import ObservedPaths
 
-# Share of the step time that a change must save, so that jitter does not cause changes.
+# Least share of the step time that a change must save. It must also save `NOISE_FACTOR` times the noise of the
+# observations: the median change of the predicted step time over the last `NOISE_STEPS` steps. As a median it follows
+# links that vary in every step, but not a single fall or rise, which the policy is to answer.
 LEAST_GAIN = 0.03
+NOISE_FACTOR = 2.0
+NOISE_STEPS = 8
 
 # Share of the samples in flight by which a change that is made to save memory must lower them.
 LEAST_SAVING = 0.2
@@ -45,6 +51,20 @@ class DepthChoice:
     def __init__(self, scenario: Scenario, seen: ObservedPaths) -> None:
         self._scenario = scenario
         self._seen = seen
+        self._before: tuple[Plan, float] | None = None
+        self._changes: deque[float] = deque(maxlen=NOISE_STEPS)
+
+    @property
+    def least_gain(self) -> float:
+        """Share of the step time that a change must save, which follows the noise of the observations."""
+        return max(LEAST_GAIN, NOISE_FACTOR * median(self._changes)) if len(self._changes) > 2 else LEAST_GAIN
+
+    def learn_noise(self, plan: Plan) -> None:
+        """Note how much the predicted step time of ``plan`` has changed by the newest observation."""
+        now_s = self.predict_s(plan)
+        if self._before is not None and self._before[0] == plan:
+            self._changes.append(abs(now_s / self._before[1] - 1))
+        self._before = plan, now_s
 
     def choose(self, plan: Plan) -> Plan | None:
         """Return the candidate with the shortest predicted step, or None if it is not better than ``plan``."""
@@ -62,8 +82,8 @@ class DepthChoice:
         return self.is_faster(candidate, plan) or (lighter and self.predict_s(candidate) <= self.predict_s(plan))
 
     def is_faster(self, candidate: Plan, plan: Plan) -> bool:
-        """Return whether ``candidate`` is predicted to be faster than ``plan`` by more than `LEAST_GAIN`."""
-        return self.predict_s(candidate) * (1 + LEAST_GAIN) < self.predict_s(plan)
+        """Return whether ``candidate`` is predicted to be faster than ``plan`` by more than `least_gain`."""
+        return self.predict_s(candidate) * (1 + self.least_gain) < self.predict_s(plan)
 
     def is_bound_by_links(self, plan: Plan) -> bool:
         """Return whether a link limits some pipeline: a transfer of a microbatch takes longer than any stage."""

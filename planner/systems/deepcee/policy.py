@@ -17,7 +17,7 @@ from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
-from planner.systems.deepcee.depth_choice import EQUALLY_FAST, LEAST_GAIN, DepthChoice
+from planner.systems.deepcee.depth_choice import EQUALLY_FAST, DepthChoice
 from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
 from planner.systems.deepcee.strategy import deepcee, dynamic_step_time_s
 from traces.common.errors import InputError
@@ -45,6 +45,7 @@ class DeepceePolicy:
         if observation.gone:
             return None
         self._seen.learn(observation)
+        self._depths.learn_noise(plan)
         moved = self._worth_moving(plan, set(observation.away))
         if moved is not None:
             self._bound_steps, self._found, self._better_steps = 0, None, 0
@@ -85,7 +86,7 @@ class DeepceePolicy:
             return None
         best = min(there_s, key=lambda each: there_s[each])
         here_s = self._depths.predict_s(plan)
-        if here_s < there_s[best] * (1 + LEAST_GAIN):
+        if here_s < there_s[best] * (1 + self._depths.least_gain):
             self._better_steps = 0
             return None
         self._better_steps += 1
@@ -124,4 +125,5 @@ class DepthPolicy:
             # The policy cannot replace devices, and the times of an interrupted step are incomplete.
             return None
         self._seen.learn(observation)
+        self._depths.learn_noise(plan)
         return self._depths.choose(plan)
