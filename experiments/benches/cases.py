@@ -11,6 +11,9 @@ from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer, Training
 from traces.trace import LinkTrace
 
+# Environment variable that names the folder of recorded traces, which are not part of the project.
+TRACES_VARIABLE = "ROPEBRIDGE_TRACES"
+
 TWO_DEVICES = ("west", "east")
 
 

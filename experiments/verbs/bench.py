@@ -12,6 +12,7 @@ from typing import Any
 from executor.wan.linux import read_tcp
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.recovery import measure_recovery
+from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.planner import measure_planner
 from experiments.benches.planning.schedules import measure_schedules
@@ -19,7 +20,6 @@ from experiments.benches.report import measure_report
 from experiments.benches.result import BenchResult, Check, Reproduction, plain_number
 from experiments.benches.sailor.accuracy import measure_accuracy
 from experiments.benches.sailor.measured_files import find_measured_files
-from experiments.benches.simulation.fidelity_cases import measure_fidelity
 from experiments.benches.simulation.profile import measure_profile
 from experiments.benches.simulation.simulator import measure_simulator
 from experiments.benches.sweep import measure_sweep

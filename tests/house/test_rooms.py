@@ -67,6 +67,7 @@ ROOMS = [
     "experiments/report",
     "experiments/benches",
     "experiments/benches/simulation",
+    "experiments/benches/fidelity",
     "experiments/benches/execution",
     "experiments/benches/sailor",
     "experiments/benches/planning",

@@ -1,1 +1,1 @@
-"""Benches of the simulator: its speed, and its error against real runs."""
+"""Benches of the simulator: its speed, and its predictions of real training."""

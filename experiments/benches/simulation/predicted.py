@@ -12,7 +12,7 @@ from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes
 from experiments.benches.cases import trained_scenario, two_stage_plan
 from experiments.benches.result import Row
-from experiments.models import gpt
+from experiments.models import convolutional, digits, gpt
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
@@ -21,7 +21,7 @@ from planner.scenario.training import Optimizer
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,27 @@ EXAMPLE = TrainedCase(
     microbatches=8,
     steps=40,
     kind="this-machine",
+)
+
+# The models of the fidelity bench.
+PREDICTED = (
+    EXAMPLE,
+    TrainedCase(
+        "convolutional",
+        ModelCode(Path(convolutional.__file__), {"width": 32, "scales": 3, "side": 32}),
+        samples=4,
+        microbatches=8,
+        steps=20,
+        kind="this-machine",
+    ),
+    TrainedCase(
+        "digits",
+        ModelCode(Path(digits.__file__), {"width": 1024, "depth": 8}),
+        samples=64,
+        microbatches=8,
+        steps=40,
+        kind="this-machine",
+    ),
 )
 
 

@@ -136,5 +136,5 @@ def _scenario(case: TrainedCase, launch_overhead_s: float) -> dict[str, Any]:
         "cluster": CLUSTER,
         "model": MODEL,
         "training": {"global_batch": case.samples * case.microbatches, "microbatch": case.samples},
-        "effects": {"compute": {"launch_overhead": f"{launch_overhead_s!r} s"}},
+        "effects": {"network": "ideal", "compute": {"launch_overhead": f"{launch_overhead_s!r} s"}},
     }

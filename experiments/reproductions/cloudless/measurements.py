@@ -33,6 +33,7 @@ from experiments.reproductions.cloudless.settings import (
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import Metrics, measure
+from planner.scenario.effects import Effects
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
@@ -121,11 +122,16 @@ def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
 
 def _exchange_settings(quick: bool) -> dict[str, Scenario]:
     """Return scenarios with a server in each region, by the model's name and a region's samples per step."""
-    settings = {} if quick else {"digits-mlp, 32": choose_scenario("digits")}
+    settings = {} if quick else {"digits-mlp, 32": _digits()}
     settings["small-cnn, 32"] = server_scenario(SMALL_CNN, "cpu-core", 32)
     for size in (128,) if quick else (128, 256, 512):
         settings[f"resnet-18, {size}"] = server_scenario(RESNET_18, "cpu-server", size)
     return settings
+
+
+def _digits() -> Scenario:
+    """Return the ready scenario without TCP's effects, which neither the paper's model nor the shaper has."""
+    return replace(choose_scenario("digits"), effects=Effects())
 
 
 def _waiting(plan: Plan, every: int) -> Plan:
@@ -148,7 +154,7 @@ METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}
 
 def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
     """Return the held-out accuracy of each method after the same number of samples."""
-    scenario = choose_scenario("digits")
+    scenario = _digits()
     plan = make_plan("greedy", scenario)
     rows: list[Row] = []
     for method, every in METHODS.items():

@@ -173,16 +173,18 @@ def test_training_writes_the_parameters(tmp_path: Path) -> None:
 
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With fewer of its steps, which take a second each."""
-    monkeypatch.setattr(demo, "PACED_STEPS", 10)
+    monkeypatch.setattr(demo, "DEMO_STEPS", 10)
     monkeypatch.setattr(demo, "REAL_STEPS", 5)
     done = ropebridge("demo", "--json", "-o", tmp_path / "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     for side in ("simulated", "real"):
         assert {"step_s", "samples_per_s", "bubble_ratio", "wan_bytes"} <= result[side].keys()
-    assert result["simulated"]["wan_bytes"] == result["real"]["wan_bytes"]
-    assert result["simulated"]["steps"] == result["real"]["steps"]
-    assert result["real"]["decisions"] > 0
+    folders = [tmp_path / "demo" / f"{side}-fixed" for side in ("simulated", "real")]
+    fixed = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    assert fixed[0]["wan_bytes"] == fixed[1]["wan_bytes"]
+    assert {each["steps"] for each in (*fixed, result["simulated"], result["real"])} == {10}
+    assert result["gain"].keys() == {"simulated", "real"}
     assert result["loss_last"] < result["loss_first"]
     for name in (
         "plan.json",
@@ -191,7 +193,7 @@ def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "perfetto.json",
         "demo.json",
         "simulated",
-        "paced",
+        "real",
         "trained",
     ):
         assert (tmp_path / "demo" / name).exists()
