@@ -66,7 +66,7 @@ class SendWindow:
         if not size_bytes or not self._round_trip_s or not rate_bps:
             return 0.0
         self._halve_if_idle(now_s)
-        path_bytes = rate_bps * self._round_trip_s / 8
+        path_bytes = rate_bps * max(self._round_trip_s, clear_s + self._back_s - now_s) / 8
         clock_s, left_bytes = now_s, float(size_bytes)
         while left_bytes > 0:
             self._acknowledge(clock_s, path_bytes)

@@ -79,7 +79,7 @@ def test_the_readme_s_ten_lines_of_python(tmp_path: Path, monkeypatch: pytest.Mo
     """In few steps; the block's last expression is the table that a notebook shows."""
     section = README.read_text().partition("## Ten lines in Python")[2]
     (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    lines = block.replace("steps=30", "steps=3").splitlines()
+    lines = block.replace("steps=50", "steps=3").splitlines()
     assert len(lines) <= 10
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

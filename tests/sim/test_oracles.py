@@ -267,6 +267,27 @@ def test_whole_messages_queue_as_lindley_says(link: Link, messages: list[tuple[f
         assert _ends_on(make, flows) == pytest.approx(expected, rel=1e-8)
 
 
+@settings(deadline=None, max_examples=100)
+@given(swaying_links(), st.lists(MESSAGES, min_size=1, max_size=8))
+def test_a_packet_waits_until_all_bytes_before_it_have_left(link: Link, messages: list[tuple[float, float]]) -> None:
+    assert link.trace is not None
+    environment = simpy.Environment()
+    fifo = FifoLink(environment, tables_of([link]), 0)
+    waits_s, expected_s, free_s = [], [], 0.0
+
+    def arrive(bits: float) -> None:
+        waits_s.append(fifo.backlog_s(environment.now))
+        fifo.start(Flow((link.name,), bits, 1, inf, lambda departed_s: None))
+
+    for start_s, bits in sorted(messages, key=lambda message: message[0]):
+        Timer(environment, start_s, lambda _, bits=bits: arrive(bits))  # type: ignore[misc]
+        expected_s.append(max(0.0, free_s - start_s))
+        begins_s = max(start_s, free_s)
+        free_s = begins_s + float(link.trace.time_to_send([bits], begins_s)[0])
+    environment.run()
+    assert waits_s == pytest.approx(expected_s, rel=1e-8, abs=1e-6)
+
+
 WIDE, OTHER = Link("a", "b", 100.0, 0.0), Link("c", "d", 100.0, 0.0)
 NARROW = Link("b", "c", 30.0, 0.0)
 
