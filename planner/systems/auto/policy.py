@@ -159,7 +159,7 @@ class AutoPolicy:
         return changed
 
     def _cover(self, away: frozenset[str]) -> None:
-        """Search for plans at three sets of link rates: means, lower quartiles, and `COLLAPSED` of the means.
+        """Search for plans at sets of link rates: means, lower quartiles, `COLLAPSED` of the means, and known links.
 
         If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too.
         """
@@ -171,7 +171,9 @@ class AutoPolicy:
             mean[name] = float(np.mean(rates_bps)), latency_s
             slow[name] = min(float(np.quantile(rates_bps, 0.25)), SLOW * mean[name][0]), latency_s
             collapsed[name] = COLLAPSED * mean[name][0], latency_s
-        for links in (mean, slow, collapsed):
+        # Only plans on known links can be used at once: search for one as if nothing went over the others.
+        known = {name: (mean if _is_fresh(link) else collapsed)[name] for name, link in self._links.items()}
+        for links in (mean, slow, collapsed, known):
             self.portfolio.cover(links, away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
@@ -214,7 +216,7 @@ class AutoPolicy:
 
     def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
         """Return the samples of a link or, if they are stale, a single one with the declared rate and latency."""
-        return link.samples if link.unseen_s <= FRESH_S and link.age_s > 0 else (link.declared,)
+        return link.samples if _is_fresh(link) else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
         """Return the names of the links between regions that a plan uses."""
@@ -230,8 +232,7 @@ class AutoPolicy:
         return crossed & self._links.keys()
 
     def _is_known(self, plan: Plan) -> bool:
-        links = [self._links[name] for name in self._used(plan)]
-        return all(link.age_s > 0 and link.unseen_s <= FRESH_S for link in links)
+        return all(_is_fresh(self._links[name]) for name in self._used(plan))
 
     def _regime_s(self, links: set[str]) -> tuple[float, float]:
         """Return the shortest expected rest of a regime of ``links``, and the age of the youngest regime, seconds."""
@@ -288,6 +289,11 @@ class AutoPolicy:
         """Return the plan with the shortest predicted step on the devices that are present; None if there is none."""
         self._cover(away)
         return min(self.portfolio.plans(away), key=self._step_s, default=None)
+
+
+def _is_fresh(link: LinkForecast) -> bool:
+    """Return whether a link has been observed lately."""
+    return link.age_s > 0 and link.unseen_s <= FRESH_S
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
