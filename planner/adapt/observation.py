@@ -77,6 +77,25 @@ class Observation:
     end_s: float = 0.0
 
 
+def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
+    """Return the events of a recorded run by the step with which a policy sees them, to show them to a policy again.
+
+    A backup or migration is seen with the first step that ends after it has left its sender.
+    """
+    late = (EventKind.BACKUP, EventKind.MIGRATE)
+    parts: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.step >= 0 and event.kind not in (*late, EventKind.DECISION):
+            parts[event.step].append(event)
+    ends_s = {step: max(event.end_s for event in part) for step, part in sorted(parts.items())}
+    for event in events:
+        if event.kind in late:
+            step = next((step for step, end_s in ends_s.items() if end_s >= event.end_s), None)
+            if step is not None:
+                parts[step].append(event)
+    return parts
+
+
 class Observer:
     """Computes the observations of a run, one step after the other."""
 

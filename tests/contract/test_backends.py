@@ -12,7 +12,7 @@ import pytest
 from executor.backend import TorchBackend
 from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.observation import Observation
+from planner.adapt.observation import Observation, seen_with_steps
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -172,8 +172,9 @@ def test_a_recorded_run_replayed_gives_the_same_decisions(
     replay = Adaptation(policy(scenario), plan, scenario)
     # A policy that is slow on a busy machine decides later.
     first_steps = {decision.observed_step: decision.first_step for decision in record.decisions}
+    parts = seen_with_steps(record.events)
     for step in range(25):
-        seen = replay.observe(step, record.events)
+        seen = replay.observe(step, parts[step])
         if (proposed := replay.propose(seen)) is not None:
             replay.install(seen, proposed, first_steps[step])
     assert tuple(replay.decisions) == record.decisions
