@@ -321,9 +321,8 @@ def test_a_plan_that_the_planner_refuses_for_its_memory_is_refused_before_anythi
 
 def test_replicas_that_get_their_inputs_in_different_orders_do_not_wait_for_each_other() -> None:
     """Replica 2 of the first stage takes nothing of microbatch 0, and would start microbatch 1 before the others."""
-    scenario = mesh_scenario(
-        7, [0.0] * 3, [0.5] * 3, output_bytes=[0] * 3, link=lambda a, b: (1e3, 0.0), global_batch=6
-    )
+    nothing = [0] * 3
+    scenario = mesh_scenario(7, [0.0] * 3, [1.0] * 3, output_bytes=nothing, parameter_bytes=nothing, global_batch=6)
     shares = ((1.0, 1.0, 0.5), (0.5, 0.5, 0.5), (1.0,))
     names = iter(device.name for device in scenario.cluster.devices)
     stages = tuple(
