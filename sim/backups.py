@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.adapt.copies import newest_complete
+from planner.adapt.copies import layers_of, newest_complete
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
@@ -41,11 +41,8 @@ class BackupFlows:
         self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._is_due: dict[int, bool] = {}
         self._missing: dict[int, int] = {}
-        # By device: the layers that it trains, and those of which it has copies, by the step before which they are.
-        self._own: defaultdict[str, set[int]] = defaultdict(set)
-        for stage in plan.stages:
-            for device in (name for replica in stage.replicas for name in replica.devices):
-                self._own[device].update(stage.layers)
+        self._plan = plan
+        # By device: the layers of which it has copies, by the step before which they were made.
         self._copies: defaultdict[str, dict[int, frozenset[int]]] = defaultdict(dict)
         self._layers = len(scenario.model.layers)
 
@@ -58,7 +55,7 @@ class BackupFlows:
         new = [device for device in devices if device not in begun_s]
         begun_s |= dict.fromkeys(new, now_s)
         for device in new:
-            self._keep(device, step, self._own[device])
+            self._keep(device, step, layers_of(self._plan, device))
         for move in self.moves:
             ends = {move.source, move.target}
             if not ends.isdisjoint(new) and ends <= begun_s.keys():

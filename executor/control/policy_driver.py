@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 from executor.control.arrivals import with_arrivals
@@ -123,7 +124,9 @@ class PolicyDriver:
         self.decision_events: list[Event] = []
         self.absences = Absences()
         self.losses: dict[int, float] = {}
-        self._thinking = None if self._adaptation is None else Thinking(self._adaptation, self._begin)
+        self._thinking = None
+        if self._adaptation is not None:
+            self._thinking = Thinking(self._adaptation, partial(PolicyCall, self._adaptation.propose))
 
     def finish_step(self, step: int, parts: Sequence[dict[str, Any]], away: list[str]) -> NewPlan | None:
         """Return the new plan that the policy decides after a step; None if the plan stays.
@@ -144,10 +147,6 @@ class PolicyDriver:
         decision = self._decide(step, events, away)
         self._show(step, events, decision, away)
         return None if decision is None else self._timeline[-1][1]
-
-    def _begin(self, seen: Observation) -> PolicyCall:
-        assert self._adaptation is not None
-        return PolicyCall(self._adaptation.propose, seen)
 
     def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
         """Return the decision of the policy; None if the plan stays."""

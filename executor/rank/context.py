@@ -11,7 +11,7 @@ from executor.core.clock import RunClock
 from executor.core.job import JobFolder, RunConfig
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
-from executor.recovery.backups import StateBackups, first_state, layers_of, one_layer
+from executor.recovery.backups import StateBackups, first_state, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import PacedCompute
 from executor.training.device import compute_device
@@ -22,6 +22,7 @@ from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire
+from planner.adapt.copies import layers_of
 from planner.events.event import EventWriter
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario

@@ -23,21 +23,11 @@ from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
-from planner.adapt.copies import Copies
+from planner.adapt.copies import Copies, layers_of
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves, state_bytes
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-
-
-def layers_of(plan: Plan, device: str) -> frozenset[int]:
-    """Return the layers that a device trains under a plan."""
-    return frozenset(
-        layer
-        for stage in plan.stages
-        if any(device in replica.devices for replica in stage.replicas)
-        for layer in stage.layers
-    )
 
 
 def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:

@@ -10,6 +10,16 @@ from planner.scenario.scenario import Scenario
 Copies = Mapping[int, frozenset[int]]
 
 
+def layers_of(plan: Plan, device: str) -> frozenset[int]:
+    """Return the layers that a device trains under a plan."""
+    return frozenset(
+        layer
+        for stage in plan.stages
+        if any(device in replica.devices for replica in stage.replicas)
+        for layer in stage.layers
+    )
+
+
 def newest_complete(copies: Iterable[Copies], layers: int, latest: int) -> int | None:
     """Return the newest step, at most ``latest``, before which each of ``layers`` layers has a copy; None if none."""
     found = list(copies)

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.recovery.backups import layers_of
-from planner.adapt.copies import missing_layers, newest_complete, restoring_moves
+from planner.adapt.copies import layers_of, missing_layers, newest_complete, restoring_moves
 from planner.adapt.migration import LayerTransfer, backup_holders, backup_moves
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
