@@ -140,6 +140,10 @@ def lines_in(logs: Path) -> int:
 LONG = SWEEP.replace("draws: 4", "draws: 60").replace("steps: 4", "steps: 20")
 
 
+# One worker runs these tests, so that the undisturbed sweep is carried out once.
+compared_to_a_long_sweep = pytest.mark.xdist_group("long sweep")
+
+
 @pytest.fixture(scope="module")
 def undisturbed_long(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("long")
@@ -161,6 +165,7 @@ def end_in_the_middle(tmp_path: Path, end: Callable[[int, str], None]) -> tuple[
     return process.returncode, stderr
 
 
+@compared_to_a_long_sweep
 def test_killed_in_the_middle_and_resumed(undisturbed_long: list[dict[str, Any]], tmp_path: Path) -> None:
     status, _ = end_in_the_middle(tmp_path, lambda pid, _: os.kill(pid, signal.SIGKILL))
     assert status == -signal.SIGKILL
@@ -182,6 +187,7 @@ def terminate(pid: int, mark: str) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
+@compared_to_a_long_sweep
 @pytest.mark.parametrize("end", [interrupt_all, terminate])
 def test_an_interrupted_sweep_keeps_a_table(
     end: Callable[[int, str], None], undisturbed_long: list[dict[str, Any]], tmp_path: Path
@@ -198,6 +204,7 @@ def test_an_interrupted_sweep_keeps_a_table(
     assert table == [row for row in undisturbed_long if row["point"] in {each["point"] for each in table}]
 
 
+@compared_to_a_long_sweep
 def test_a_full_disk_ends_it_and_what_was_written_counts(
     undisturbed_long: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -265,6 +272,7 @@ def kill_workers(mark: str) -> list[int]:
     return killed
 
 
+@compared_to_a_long_sweep
 def test_workers_that_die_cost_no_other_point(undisturbed_long: list[dict[str, Any]], tmp_path: Path) -> None:
     write(tmp_path, LONG)
     arguments = ["sweep", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "out"), "-j", "2"]

@@ -16,7 +16,7 @@ from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
 from tests.helpers.networks.responders import free_port
-from tests.helpers.processes.command import ropebridge
+from tests.helpers.processes.command import ropebridge, ropebridge_process
 from traces.common.errors import InputError
 
 SWEEP = """
@@ -90,7 +90,8 @@ def test_a_scheduler_that_is_not_there_is_named(
     address = f"tcp://127.0.0.1:{free_port()}"
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
-    done = ropebridge("sweep", sweep_file, "-o", tmp_path / "out", "--engine", "dask")
+    # Dask reads the variables when it is loaded.
+    done = ropebridge_process("sweep", sweep_file, "-o", tmp_path / "out", "--engine", "dask")
     assert done.returncode == 2
     assert f"Dask's scheduler at '{address}' is out of reach" in done.stderr
     assert "Traceback" not in done.stderr

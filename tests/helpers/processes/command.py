@@ -15,15 +15,10 @@ from experiments.runs.console import STOP_SIGNALS
 
 COMMAND = [str(Path(sys.executable).with_name("ropebridge"))]
 
-# Verbs whose processes start from a fresh one. Others run here: a process for each of hundreds of calls takes minutes.
-OWN_PROCESS = frozenset({"sweep"})
-
 
 def ropebridge(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, in this process if its verb allows that."""
-    if arguments and arguments[0] not in OWN_PROCESS:
-        return _in_this_process([*map(str, arguments)], cwd)
-    return ropebridge_process(*arguments, cwd=cwd)
+    """Run the command to its end, in this process: a process for each of hundreds of calls takes minutes."""
+    return _in_this_process([*map(str, arguments)], cwd)
 
 
 def ropebridge_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
