@@ -17,8 +17,8 @@ _FEW_EXAMPLES = 20
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start three workers for two cores: many tests wait for processes and messages."""
-    return len(os.sched_getaffinity(0)) * 3 // 2
+    """Start four workers for two cores: many tests wait for processes and messages."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -72,7 +72,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     profile = ["profile", "network", RESPONDER, *NAMES, "--connections", "1,4", "--json"]
     record = ["traces", "record", RESPONDER, "-o", str(folder / "link.csv"), "--every", "1 s", "--duration", "12 s"]
     stepped = read_step(folder)
-    profile += ["--traffic", "80 MB"]
+    profile += ["--traffic", "40 MB"]
     pairs = {
         "steady": LinkedHosts(STEADY_BPS, STEADY_S, [[*profile, "-o", str(folder / "cluster.yaml")]]),
         "window": LinkedHosts(WINDOW_LINK_BPS, WINDOW_S, [profile], wmem_bytes=BUFFER_BYTES),

@@ -56,12 +56,12 @@ LEAST_COUNTED = 1.01
 
 def test_no_plan_of_two_or_three_devices_is_better() -> None:
     # The last five were hard: few samples, memory for less than 1F1B's depths, or three pipelines side by side.
-    assert max(excess(seed, 8) for seed in (*range(1, 20), 83, 157, 163, 171, 3933)) == 1.0
+    assert max(excess(seed, 8) for seed in (*range(1, 10), 83, 157, 163, 171, 3933)) == 1.0
 
 
 @pytest.mark.slow
 def test_of_many_small_scenarios_none_has_a_better_plan() -> None:
-    factors = {seed: excess(seed, 8) for seed in range(200, 1200)}
+    factors = {seed: excess(seed, 8) for seed in (*range(10, 20), *range(200, 1200))}
     assert max(factors.values()) == 1.0, {seed: factor for seed, factor in factors.items() if factor > 1}
 
 
