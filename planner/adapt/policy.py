@@ -54,6 +54,8 @@ class Decision:
 def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -> str:
     """Return a line of text with the differences between two plans and the transfers of layer state."""
     parts = [*_changed_devices(old, new), *_changed_layers(old, new)]
+    if old.order != new.order:
+        parts.append(f"order {old.order} -> {new.order}")
     for index, (before, after) in enumerate(zip(old.pipelines, new.pipelines, strict=False)):
         name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
         if len(before.microbatches) == len(after.microbatches) and before.microbatches != after.microbatches:
@@ -65,6 +67,8 @@ def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -
             parts.append(f"{name}in flight {depths[0]} -> {depths[1]}")
         if before.samples != after.samples:
             parts.append(f"{name}samples {before.samples} -> {after.samples}")
+        if before.orders != after.orders and before.microbatches == after.microbatches:
+            parts.append(f"{name}another order of actions")
         if _shares(before) != _shares(after) and _devices(before) == _devices(after):
             parts.append(f"{name}samples of replicas {_samples(before)} -> {_samples(after)}")
     for move in migration.moves:

@@ -67,9 +67,7 @@ def with_schedule(plan: Plan, scenario: Scenario, schedule: str, order: str = "s
             depths = hiding_depths(placed, scenario, plan.compression)
             placed = placed.with_depths(depths)
         if schedule == SOLVED and order == "scheduled":
-            orders = SCHEDULES[SOLVED](scheduling_problem(placed, scenario, plan.compression))
-            rows = tuple(orders.actions(worker) for worker in range(orders.worker_count))
-            placed = replace(placed, orders=rows)
+            placed = _stored(placed, SCHEDULES[SOLVED](scheduling_problem(placed, scenario, plan.compression)))
         pipelines.append(placed)
     if schedule == SOLVED and order == "scheduled":
         schedule = EXPLICIT
@@ -82,6 +80,21 @@ def with_orders(plan: Plan, orders: Sequence[Sequence[Action]]) -> Plan:
     return replace(
         plan, schedule=EXPLICIT, pipelines=tuple(replace(pipeline, orders=rows) for pipeline in plan.pipelines)
     )
+
+
+def with_found_orders(plan: Plan, scenario: Scenario) -> Plan:
+    """Return the plan with the orders that its schedule finds for the links of ``scenario``, stored as explicit orders.
+
+    A plan whose orders do not depend on links is returned as it is.
+    """
+    if plan.schedule not in SEARCHING or plan.order == "dynamic":
+        return plan
+    pairs = zip(plan.pipelines, plan_orders(plan, scenario), strict=True)
+    return replace(plan, schedule=EXPLICIT, pipelines=tuple(_stored(*pair) for pair in pairs))
+
+
+def _stored(pipeline: Pipeline, orders: Orders) -> Pipeline:
+    return replace(pipeline, orders=tuple(orders.actions(worker) for worker in range(orders.worker_count)))
 
 
 def _in_two_rounds(pipeline: Pipeline, where: str, schedule: str, *, back: bool) -> Pipeline:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from executor.backend import TorchBackend
 from executor.wan.testbed import missing
+from experiments.runs.scenario import choose_scenario
 from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
@@ -18,6 +19,8 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from planner.step.orders import with_found_orders
+from planner.systems.auto.portfolio import Portfolio, searched
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, mesh_scenario
@@ -97,6 +100,45 @@ def test_a_simulated_policy_decides_by_the_true_links(
     assert_seen(scenario, wrong.seen[KNOWN_AFTER], 1.0, 0.001)
     assert [each.plan for each in by_truth.decisions[-1:]] == [each.plan for each in by_file.decisions[-1:]]
     assert right.seen[-1].plan == wrong.seen[-1].plan
+
+
+WRONG = {
+    "slow then fast": ((0.2, 5.0), (0.1, 0.01)),
+    "fast then slow": ((5.0, 0.2), (0.01, 0.1)),
+    "slow": ((0.2, 0.2), (0.01, 0.01)),
+}
+
+
+@pytest.mark.parametrize(("factors", "latencies_s"), WRONG.values(), ids=WRONG)
+def test_the_simulated_search_is_by_the_true_links(
+    factors: tuple[float, float], latencies_s: tuple[float, float]
+) -> None:
+    """Links that no step has used stay as declared: the plan that is found uses none of them."""
+    scenario, plan = truth()
+    scenario = replace(scenario, effects=Effects(network=WIDE_AREA_TCP))
+    found = []
+    for believed in (scenario, declared(scenario, factors, latencies_s)):
+        record = Simulator().run(scenario, plan, make_policy("auto", believed), 2 * KNOWN_AFTER)
+        found.append(record.decisions[-1].plan)
+    assert found[0] == found[1]
+    assert step_time_s(found[0], scenario) < 0.3 * step_time_s(plan, scenario)
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_orders_of_a_found_plan_are_those_for_the_true_links(factor: float) -> None:
+    """The schedule of the plan finds another order for the declared links, with which a step takes a fifth longer."""
+    scenario = choose_scenario("four-sites")
+    steady = tuple(replace(link, trace=None) for link in scenario.cluster.links)
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=steady))
+    wrong = tuple(replace(link, bandwidth_bps=factor * link.bandwidth_bps) for link in steady)
+    believed = replace(scenario, cluster=replace(scenario.cluster, links=wrong))
+    portfolio = Portfolio(believed, searched)
+    handover_s = scenario.effects.network.handover_s
+    portfolio.cover({link.name: (link.bandwidth_bps, link.latency_s + handover_s) for link in steady}, frozenset())
+    # Devices know the declared links only.
+    carried_out = [with_found_orders(plan, believed) for plan in portfolio.plans()]
+    found_s = {plan.order: step_time_s(plan, scenario) for plan in carried_out}
+    assert found_s["scheduled"] == pytest.approx(step_time_s(searched(scenario)[0], scenario))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Forecasts of the links between regions, and the bias of predicted step times, learned from the steps of a run.
+"""Forecasts of the links, and the bias of predicted step times, learned from the steps of a run.
 
 Every step that uses a link gives one sample of the link's rate and latency, which is taken to last as long as the step.
 A regime is the time between two changes of the mean of log(rate), which a Page-Hinkley test finds. The forecast of a
@@ -151,8 +151,9 @@ class LinkForecast:
 
 
 def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float | None]]:
-    """Return name, rate (bits per second) and latency (seconds) of each link between regions that a step used.
+    """Return name, rate (bits per second) and latency (seconds) of each link that a step used.
 
+    - Links inside a region or host are left out.
     - Each link of a path gets the path's rate, and a part of its latency in proportion to the declared latencies.
     - If a flow shares a link with others, its rate is scaled up to that of the whole link.
     - Of several flows on a link, the highest rate and the lowest latency count.

@@ -83,7 +83,6 @@ class AutoPolicy:
     def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
         self.thinking_s = 0.0
-        regions = set(scenario.cluster.regions)
         self._links = {
             # Observed latencies include jitter and hand-over, so the declared one must as well.
             link.name: LinkForecast(
@@ -91,7 +90,7 @@ class AutoPolicy:
                 link.latency_s + link.jitter_s + scenario.effects.network.handover_s,
             )
             for link in scenario.cluster.links
-            if link.source != link.target and {link.source, link.target} <= regions
+            if link.source != link.target
         }
         self.portfolio = Portfolio(scenario, search)
         self._bias = PredictionBias()
@@ -172,7 +171,8 @@ class AutoPolicy:
             slow[name] = min(float(np.quantile(rates_bps, 0.25)), SLOW * mean[name][0]), latency_s
             collapsed[name] = COLLAPSED * mean[name][0], latency_s
         # Only plans on known links can be used at once: search for one as if nothing went over the others.
-        known = {name: (mean if _is_fresh(link) else collapsed)[name] for name, link in self._links.items()}
+        nothing = LEAST_BPS, 0.0
+        known = {name: mean[name] if _is_fresh(link) else nothing for name, link in self._links.items()}
         for links in (mean, slow, collapsed, known):
             self.portfolio.cover(links, away)
 
@@ -219,7 +219,7 @@ class AutoPolicy:
         return link.samples if _is_fresh(link) else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
-        """Return the names of the links between regions that a plan uses."""
+        """Return the names of the links that a plan uses, but for those inside a region or host."""
         pairs = set()
         for pipeline in plan.pipelines:
             for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):

@@ -12,6 +12,7 @@ from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
+from planner.step.orders import with_found_orders
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import search
 from traces.common.errors import InputError
@@ -53,22 +54,31 @@ class Portfolio:
         """Search for a plan at some rates and latencies and add it; do nothing if an earlier call had nearly the same.
 
         Args:
-            links: The links between regions; their latencies include jitter and hand-over of a message, as observed.
+            links: All links but those inside a region or host; latencies include jitter and the hand-over of a
+                message, as observed ones do.
             away: Names of devices that are absent.
         """
         if any(away == others and _are_near(links, covered) for covered, others in self._covered):
             return
         self._covered.append((links, away))
+        there = _with_links(self._scenario, links)
         try:
-            found, candidates = self._search(_with_links(self._scenario, links), away)
+            found, candidates = self._search(there, away)
         except InputError:
             return
         self.candidates += candidates
-        self.add(found)
+        self._add(found, with_found_orders(found, there))
 
     def add(self, plan: Plan) -> None:
         """Add a plan, and also the same plan with a dynamic order, which loses less time when link rates vary."""
-        self._plans[plan] = None
+        self._add(plan, plan)
+
+    def _add(self, plan: Plan, ordered: Plan) -> None:
+        """Add ``ordered``, the plan with the orders for the links at which it was found, and a dynamic order.
+
+        Devices would otherwise find orders for the declared links.
+        """
+        self._plans[ordered] = None
         dynamic = replace(plan, order="dynamic")
         if is_possible(dynamic, self._scenario):
             self._plans[dynamic] = None

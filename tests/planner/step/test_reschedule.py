@@ -16,7 +16,15 @@ from planner.plan.actions import Kind
 from planner.plan.plan import EXPLICIT, ORDERS, Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES, WHOLE
-from planner.step.orders import SEARCHING, TWO_ROUNDS, plan_orders, with_orders, with_schedule
+from planner.step.evaluate import step_time_s
+from planner.step.orders import (
+    SEARCHING,
+    TWO_ROUNDS,
+    plan_orders,
+    with_found_orders,
+    with_orders,
+    with_schedule,
+)
 from planner.systems.deepcee.policy import DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
@@ -168,6 +176,20 @@ def test_the_order_that_the_solver_finds_is_the_plans_own() -> None:
     chosen = with_schedule(chain_plan(scenario), scenario, "optimal", "dynamic")
     check_plan(chosen, scenario)
     assert (chosen.schedule, chosen.order, chosen.pipelines[0].orders) == ("optimal", "dynamic", ())
+
+
+@pytest.mark.parametrize("schedule", ["compact-zb", "portfolio"])
+def test_found_orders_stay_when_links_change(schedule: str) -> None:
+    near, far = (chain_scenario([1.0, 1.0], [2.0, 2.0], latency_s=each, global_batch=8) for each in (0.1, 4.0))
+    plan = with_schedule(chain_plan(near), near, schedule)
+    fixed = with_found_orders(plan, near)
+    check_plan(fixed, near)
+    assert fixed.schedule == EXPLICIT
+    assert step_time_s(fixed, near) == step_time_s(plan, near)
+    assert plan_orders(fixed, far)[0].actions(0) == plan_orders(plan, near)[0].actions(0)
+    assert plan_orders(fixed, far)[0].actions(0) != plan_orders(plan, far)[0].actions(0)
+    for other in (chain_plan(near), replace(plan, order="dynamic")):
+        assert with_found_orders(other, near) is other
 
 
 # --- the depth policy -----------------------------------------------------------------------------------------
