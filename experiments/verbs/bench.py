@@ -54,23 +54,29 @@ def bench(
     as_json: bool,
     tell: Callable[[str], None],
     files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
+    kept: Path | None = None,
 ) -> tuple[str, bool]:
     """Run one of `BENCHES`, with ``quick`` on fewer cases; return what to print and whether every check holds.
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
-    model's name. Only bench ``accuracy`` takes them.
+    model's name. Only bench ``accuracy`` takes them. Only bench ``fidelity`` takes ``kept``, the folder of its runs.
 
     Raises:
-        InputError: There is no such bench, or it takes no files but some are given.
+        InputError: There is no such bench, or it takes no files or no folder but some are given.
     """
     chosen = find_by_name(name, BENCHES, "bench")
-    if files is None:
-        result = chosen(quick, tell)
-    elif name == "accuracy":
-        result = measure_accuracy(quick, tell, find_measured_files(*files))
-    else:
+    if files is not None and name != "accuracy":
         advice = "leave out --runs, --times, --sizes, --network and --model, which only 'accuracy' reads"
         raise InputError(f"bench '{name}' takes no files", where="bench", valid=advice)
+    if kept is not None and name != "fidelity":
+        advice = "leave out --keep; only bench 'fidelity' can be interrupted and go on"
+        raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
+    if files is not None:
+        result = measure_accuracy(quick, tell, find_measured_files(*files))
+    elif kept is not None:
+        result = measure_fidelity(quick, tell, kept)
+    else:
+        result = chosen(quick, tell)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     return _json(result) if as_json else f"{result.text()}\n{machine}", _all_hold(result.checks)
 

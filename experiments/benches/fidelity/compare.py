@@ -9,76 +9,76 @@ from statistics import mean
 from executor.backend import TorchBackend
 from executor.core.job import Emulator
 from experiments.benches.fidelity.case import Case
+from experiments.benches.fidelity.kept import KeptRuns, Measured
 from experiments.benches.result import Row
-from planner.adapt.policy import Decision
 from planner.plan.plan import Plan
-from planner.runs.metrics import Metrics, measure
-from planner.runs.record import RunRecord
+from planner.runs.metrics import measure
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What both backends measured of a case.
-
-    Attributes:
-        real: Metrics of the real runs.
-        simulated_decisions: Decisions in the simulation.
-        real_decisions: Decisions in each real run.
-    """
+    """What both backends measured of a case: the simulation, and each real run."""
 
     case: Case
-    simulated: Metrics
-    real: Sequence[Metrics]
-    simulated_decisions: Sequence[Decision] = ()
-    real_decisions: Sequence[Sequence[Decision]] = ()
+    simulated: Measured
+    real: Sequence[Measured]
 
     @property
     def throughput_error(self) -> float:
         """Relative error of the simulated throughput against the mean of the real runs."""
-        return self.simulated.samples_per_s / mean(each.samples_per_s for each in self.real) - 1
+        return self.simulated_rate / mean(self.rates) - 1
 
     @property
     def step_error(self) -> float:
         """Relative error of the simulated median step time against the mean of those of the real runs."""
-        return self.simulated.step_s / mean(each.step_s for each in self.real) - 1
+        return self.simulated.metrics.step_s / self.real_step_s - 1
+
+    @property
+    def real_step_s(self) -> float:
+        """Mean of the median step times of the real runs, seconds."""
+        return mean(each.metrics.step_s for each in self.real)
+
+    @property
+    def simulated_rate(self) -> float:
+        """Throughput of the simulation, samples per second."""
+        return self.simulated.metrics.samples_per_s
 
     @property
     def rates(self) -> list[float]:
         """Throughput of each real run, samples per second."""
-        return [each.samples_per_s for each in self.real]
+        return [each.metrics.samples_per_s for each in self.real]
 
     @property
     def decides(self) -> bool:
         """Whether the policy changes the plan in the simulation or in a real run."""
-        return any((self.simulated_decisions, *self.real_decisions))
+        return any(each.changes for each in (self.simulated, *self.real))
 
     @property
     def moves_layers(self) -> bool:
         """Whether layers move in the simulation and in every real run."""
-        runs = (self.simulated_decisions, *self.real_decisions)
-        return all(any(decision.migration.moves for decision in decisions) for decisions in runs)
+        return all(each.moves_layers for each in (self.simulated, *self.real))
 
     @property
     def worst_of_a_run(self) -> float:
         """Largest absolute error of the simulated throughput against a single real run."""
-        return max(abs(self.simulated.samples_per_s / rate - 1) for rate in self.rates)
+        return max(abs(self.simulated_rate / rate - 1) for rate in self.rates)
 
     @property
     def decisions_apart(self) -> int:
         """Largest difference between the number of decisions in the simulation and in a real run."""
-        return max((abs(len(self.simulated_decisions) - len(each)) for each in self.real_decisions), default=0)
+        return max(abs(len(self.simulated.changes) - len(each.changes)) for each in self.real)
 
     @property
     def unlike_decisions(self) -> int:
         """Number of real runs whose decisions change other kinds of things than those of the simulation."""
-        return sum(_kinds(each) != _kinds(self.simulated_decisions) for each in self.real_decisions)
+        return sum(_kinds(each.changes) != _kinds(self.simulated.changes) for each in self.real)
 
     @property
     def byte_difference(self) -> int:
         """Largest difference between the bytes on links between regions in the simulation and in a real run."""
-        return max(abs(self.simulated.wan_bytes - each.wan_bytes) for each in self.real)
+        return max(abs(self.simulated.metrics.wan_bytes - each.metrics.wan_bytes) for each in self.real)
 
     @property
     def sways(self) -> bool:
@@ -98,14 +98,14 @@ class Outcome:
             "unequal_replicas": self.case.has_unequal_replicas,
             "method": self.case.plan.synchronisation.method,
             "moves_layers": self.moves_layers,
-            "simulated_decisions": len(self.simulated_decisions),
-            "real_decisions": "/".join(str(len(each)) for each in self.real_decisions),
-            "simulated_staleness": self.simulated.staleness,
-            "real_staleness": mean(each.staleness for each in self.real),
-            "simulated_step_s": self.simulated.step_s,
-            "real_step_s": mean(each.step_s for each in self.real),
+            "simulated_decisions": len(self.simulated.changes),
+            "real_decisions": "/".join(str(len(each.changes)) for each in self.real),
+            "simulated_staleness": self.simulated.metrics.staleness,
+            "real_staleness": mean(each.metrics.staleness for each in self.real),
+            "simulated_step_s": self.simulated.metrics.step_s,
+            "real_step_s": self.real_step_s,
             "step_error": self.step_error,
-            "simulated_samples_per_s": self.simulated.samples_per_s,
+            "simulated_samples_per_s": self.simulated_rate,
             "real_samples_per_s": mean(self.rates),
             "real_spread": (max(self.rates) - min(self.rates)) / mean(self.rates),
             "throughput_error": self.throughput_error,
@@ -113,28 +113,29 @@ class Outcome:
         }
 
 
-def compare(case: Case, runs: int, emulator: Emulator, tell: Callable[[str], None]) -> Outcome:
-    """Simulate a case, then run it ``runs`` times for real; the simulation can use nothing of the real runs."""
+def compare(case: Case, runs: int, emulator: Emulator, tell: Callable[[str], None], kept: KeptRuns) -> Outcome:
+    """Simulate a case, then run it for real until there are ``runs`` real runs, of which ``kept`` may have some.
+
+    The simulation can use nothing of the real runs.
+    """
     case = replace(case, scenario=case.simulated_scenario)
     simulated = _run(case, Simulator(backup_every=case.backup_every))
     backend = TorchBackend("paced", emulator=emulator, tcp=case.tcp, backup_every=case.backup_every, tell=tell)
-    real = [_run(case, backend) for _ in range(runs)]
-    return Outcome(
-        case,
-        measure(simulated),
-        [measure(each) for each in real],
-        simulated.decisions,
-        [each.decisions for each in real],
-    )
+    real = kept.real_runs(case.name, simulated)[:runs]
+    while len(real) < runs:
+        real.append(_run(case, backend))
+        kept.keep(case.name, simulated, real)
+    return Outcome(case, simulated, real)
 
 
-def _run(case: Case, backend: Simulator | TorchBackend) -> RunRecord:
-    return backend.run(case.scenario, case.plan, make_policy(case.policy, case.scenario), case.steps)
+def _run(case: Case, backend: Simulator | TorchBackend) -> Measured:
+    record = backend.run(case.scenario, case.plan, make_policy(case.policy, case.scenario), case.steps)
+    return Measured.of(record, measure(record))
 
 
-def _kinds(decisions: Sequence[Decision]) -> set[str]:
+def _kinds(changes: Sequence[str]) -> set[str]:
     """Return what decisions change, in the words of `Decision.change` without its numbers and names."""
-    return {re.split(r"[\d\[]", part)[0].strip() for each in decisions for part in each.change.split("; ")}
+    return {re.split(r"[\d\[]", part)[0].strip() for each in changes for part in each.split("; ")}
 
 
 def gain_differences(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -148,7 +149,7 @@ def gain_differences(outcomes: Sequence[Outcome]) -> dict[str, float]:
     for one in outcomes:
         base = bases.get(_start(one.case))
         if one.decides and base is not None:
-            simulated = one.simulated.samples_per_s / base.simulated.samples_per_s
+            simulated = one.simulated_rate / base.simulated_rate
             found[one.case.name] = simulated - mean(one.rates) / mean(base.rates)
     return found
 
@@ -181,5 +182,5 @@ def _same_order(one: Outcome, other: Outcome) -> int:
     if min(one.rates) <= max(other.rates) and min(other.rates) <= max(one.rates):
         return 0
     is_real = mean(one.rates) > mean(other.rates)
-    is_simulated = one.simulated.samples_per_s > other.simulated.samples_per_s
+    is_simulated = one.simulated_rate > other.simulated_rate
     return 1 if is_real == is_simulated else -1

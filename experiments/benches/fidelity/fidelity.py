@@ -1,6 +1,7 @@
 """The bench ``fidelity``: errors of simulated throughputs and step times against real runs, and their limits."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from executor.backend import choose_emulator
 from experiments.benches.fidelity.case import Case
 from experiments.benches.fidelity.compare import Outcome, compare, gain_differences, rank_correlations
 from experiments.benches.fidelity.hand_made import hand_made_cases
+from experiments.benches.fidelity.kept import KeptRuns
 from experiments.benches.fidelity.planned import DEMO, planned_cases
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.benches.simulation.predicted import PREDICTED, ROUNDS, predict_real_compute
@@ -32,14 +34,18 @@ def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
     return [*hand_made_cases(tell), *planned_cases()]
 
 
-def measure_fidelity(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Run every case in both backends, and compare throughputs, step times and bytes."""
+def measure_fidelity(quick: bool, tell: Callable[[str], None], folder: Path | None = None) -> BenchResult:
+    """Run every case in both backends, and compare throughputs, step times and bytes.
+
+    If a ``folder`` is given, every real run of a case is kept there, and runs that it has already are not repeated.
+    """
+    kept = KeptRuns(folder)
     # The limits are for links that carry real TCP, which only the relay emulates.
     emulator = choose_emulator("relay", tell)
     cases = fidelity_cases(tell)
     outcomes: list[Outcome] = []
     for case in cases[::QUICK_EVERY] if quick else cases:
-        outcome = compare(case, 1 if quick else case.runs or REAL_RUNS, emulator, tell)
+        outcome = compare(case, 1 if quick else case.runs or REAL_RUNS, emulator, tell, kept)
         outcomes.append(outcome)
         tell(f"{case.name}: {100 * outcome.throughput_error:+.1f} % in throughput, {100 * outcome.step_error:+.1f} %")
     predicted = [
@@ -133,6 +139,6 @@ def _breadth(outcomes: Sequence[Outcome]) -> list[Check]:
         at_least("scenarios in which plans are ranked", len(rank_correlations(outcomes)), 3),
         at_least("cases in which layers move", sum(each.moves_layers for each in outcomes), 6),
         at_least("cases with unequal replicas", sum(case.has_unequal_replicas for case in cases), 2),
-        at_least("cases in which updates are stale", sum(each.simulated.staleness > 0 for each in outcomes), 3),
+        at_least("cases in which updates are stale", sum(each.simulated.metrics.staleness > 0 for each in outcomes), 3),
         at_least("cases with TCP as this machine has it", sum(case.tcp == "as-is" for case in cases), 8),
     ]

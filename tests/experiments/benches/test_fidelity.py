@@ -13,11 +13,12 @@ from experiments.benches.fidelity.case import Case, tcp_effects
 from experiments.benches.fidelity.compare import Outcome, gain_differences, rank_correlations
 from experiments.benches.fidelity.fidelity import fidelity_cases
 from experiments.benches.fidelity.hand_made import BROADBAND, hand_made_cases
-from planner.adapt.policy import Decision
+from experiments.benches.fidelity.kept import KeptRuns, Measured
 from planner.check import check_plan
 from planner.runs.metrics import Metrics, measure
 from planner.scenario.effects import TCP
 from sim.simulator import Simulator
+from traces.common.errors import InputError
 
 # One worker makes the plans.
 pytestmark = pytest.mark.xdist_group("fidelity")
@@ -96,8 +97,8 @@ def outcome(case: Case, simulated: float, real: Sequence[float], decisions: int 
     def metrics(samples_per_s: float) -> Metrics:
         return replace(METRICS, samples_per_s=samples_per_s)
 
-    made = [Decision(0, 2, case.plan, "in flight [2, 1] -> [3, 1]")] * decisions
-    return Outcome(case, metrics(simulated), list(map(metrics, real)), made, [made] * len(real))
+    made = ("in flight [2, 1] -> [3, 1]",) * decisions
+    return Outcome(case, Measured(metrics(simulated), made), [Measured(metrics(each), made) for each in real])
 
 
 METRICS = Metrics(
@@ -137,12 +138,29 @@ def test_errors_are_those_of_the_mean_of_the_real_runs(cases: list[Case]) -> Non
 
 def test_each_run_of_the_demo_counts(cases: list[Case]) -> None:
     seen = outcome(cases[0], 11.0, [9.0, 11.0, 12.0], decisions=2)
-    (one, _) = seen.simulated_decisions
-    other = replace(one, change="in flight [4, 1] -> [2, 1]; layer 3 from a to b, 1.0 MB")
-    seen = replace(seen, real_decisions=[[one, one], [one] * 4, [one, other]])
+    (one, _) = seen.simulated.changes
+    other = "in flight [4, 1] -> [2, 1]; layer 3 from a to b, 1.0 MB"
+    changed = zip(seen.real, [(one, one), (one,) * 4, (one, other)], strict=True)
+    seen = replace(seen, real=[replace(each, changes=changes) for each, changes in changed])
     assert seen.worst_of_a_run == pytest.approx(11 / 9 - 1)
     assert seen.decisions_apart == 2
     assert seen.unlike_decisions == 1
+
+
+def test_kept_runs_count_beside_an_equal_simulation_only(cases: list[Case], tmp_path: Path) -> None:
+    seen = outcome(cases[0], 11.0, [9.0, 11.0], decisions=2)
+    KeptRuns(tmp_path / "kept").keep("two", seen.simulated, [*seen.real])
+    kept = KeptRuns(tmp_path / "kept")
+    assert kept.real_runs("two", seen.simulated) == seen.real
+    assert kept.real_runs("two", replace(seen.simulated, changes=())) == []
+    assert kept.real_runs("three", seen.simulated) == []
+    (tmp_path / "kept" / "two.json").write_text('{"simulated": {}}')
+    with pytest.raises(InputError, match=r"two.json: no results of a case are in this file"):
+        kept.real_runs("two", seen.simulated)
+    KeptRuns(None).keep("two", seen.simulated, [])
+    assert KeptRuns(None).real_runs("two", seen.simulated) == []
+    with pytest.raises(InputError, match="no folder can be made here"):
+        KeptRuns(tmp_path / "kept" / "two.json")
 
 
 @pytest.mark.parametrize(
