@@ -1,6 +1,7 @@
 """The simulator as a backend: runs a plan, with or without a policy, in a model of the cluster."""
 
 import math
+from dataclasses import replace
 from itertools import groupby
 
 from planner.adapt.adaptation import Adaptation
@@ -11,7 +12,7 @@ from planner.events.event import fault_events
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
-from planner.scenario.faults import DETECTION_S, known_away, noticed_absences
+from planner.scenario.faults import known_away, noticed_absences, with_ended_hangs
 from planner.scenario.scenario import Scenario
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
@@ -67,7 +68,9 @@ class Run:
     def __init__(
         self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition, backup_every: int
     ) -> None:
-        self._scenario = scenario
+        self._faults = scenario.faults
+        recovers = adaptation is not None and backup_every > 0
+        self._scenario = replace(scenario, faults=with_ended_hangs(scenario.faults)) if recovers else scenario
         self._plan = plan
         self._adaptation = adaptation
         self._stop = stop
@@ -86,7 +89,7 @@ class Run:
         while epoch is not None:
             epoch_run = EpochRun(self._scenario, epoch, self._policy, self._stop, self._recorder, self._backup_every)
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
-        for event in (*epoch_run.updates.events(), *fault_events(self._scenario.faults, epoch_run.now_s)):
+        for event in (*epoch_run.updates.events(), *fault_events(self._faults, epoch_run.now_s)):
             self._recorder.add(event)
         return self._recorder.log()
 
@@ -99,7 +102,7 @@ class Run:
         if self._policy is not None and plan.synchronisation.method == "allreduce" and absences:
             start_s = epoch_run.receive_layers()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
-            for noticed_s, _ in groupby(own, key=lambda absence: max(absence.start_s + DETECTION_S, start_s)):
+            for noticed_s, _ in groupby(own, key=lambda absence: max(absence.noticed_s, start_s)):
                 epoch_run.run(noticed_s)
                 if epoch_run.is_over:
                     break

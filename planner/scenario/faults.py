@@ -3,7 +3,8 @@
 The backends inject these faults. If a device leaves, a policy may continue without the device
 (`planner.adapt.policy.Observation`, ``gone``); otherwise all devices wait for its return. The action that a device was
 running when it left is lost and repeated after its return (with ``order: dynamic`` the device chooses an action again).
-The action of a device that hangs continues afterwards. A hang or an outage of more than a day counts as endless.
+The action of a device that hangs continues afterwards, except in runs that keep copies of the state
+(`with_ended_hangs`). A hang or an outage of more than a day counts as endless.
 """
 
 import math
@@ -12,6 +13,17 @@ from dataclasses import dataclass
 
 from traces.common.errors import InputError
 from traces.preemption.trace import Interval, PreemptionTrace
+
+# Seconds from a device's departure until the others go on, if they then have all they need; a shorter absence is never
+# detected. Measured on killed ranks of the executor, whose agent sees that they end: 0.04 s until the policy is asked,
+# 0.06 s until the others are connected anew.
+DETECTION_S = 0.1
+
+# Seconds for which a process may hang in a run that keeps copies of the state; the executor then ends and replaces it.
+HANG_LIMIT_S = 1.0
+
+# Seconds after the detection of a process that was ended until its device has a new one, which is known to the policy.
+_REPLACED_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +42,19 @@ class _DeviceFault:
 class Absence(_DeviceFault):
     """An interval in which a device is absent; ``end_s`` is infinite if the device never returns.
 
+    Attributes:
+        detection_s: Seconds from its start until the absence is detected.
+
     Raises:
         InputError: The interval ends before it starts.
     """
+
+    detection_s: float = DETECTION_S
+
+    @property
+    def noticed_s(self) -> float:
+        """When the absence is detected, seconds from the start of the run."""
+        return self.start_s + self.detection_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +112,27 @@ def _check_times(start_s: float, end_s: float) -> None:
         )
 
 
-# Seconds from a device's departure until the others go on, if they then have all they need; a shorter absence is never
-# detected. Measured on killed ranks of the executor, whose agent sees that they end: 0.04 s until the policy is asked,
-# 0.06 s until the others are connected anew.
-DETECTION_S = 0.1
+def with_ended_hangs(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Return the faults as they act on a run that keeps copies of the state, in which hangs longer than a limit end.
+
+    After `HANG_LIMIT_S` the process of a device that hangs is ended: its action is lost, and the device is absent until
+    a new process has started, at once.
+    """
+    return tuple(_ended(fault) if isinstance(fault, Hang) else fault for fault in faults)
+
+
+def _ended(hang: Hang) -> Hang | Absence:
+    detection_s = HANG_LIMIT_S + DETECTION_S
+    if hang.end_s <= hang.start_s + HANG_LIMIT_S:
+        return hang
+    return Absence(hang.device, hang.start_s, hang.start_s + detection_s + _REPLACED_S, detection_s)
 
 
 def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:
-    """Return the absences longer than `DETECTION_S`, sorted by start and device."""
+    """Return the absences that last until they are detected, sorted by their detection and device."""
     absences = (fault for fault in faults if isinstance(fault, Absence))
-    noticed = (absence for absence in absences if absence.start_s + DETECTION_S < absence.end_s)
-    return sorted(noticed, key=lambda absence: (absence.start_s, absence.device))
+    noticed = (absence for absence in absences if absence.noticed_s < absence.end_s)
+    return sorted(noticed, key=lambda absence: (absence.noticed_s, absence.device))
 
 
 def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
@@ -108,9 +140,7 @@ def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
 
     ``absences`` are the result of `noticed_absences`; ``time_s`` is the time of the run, seconds.
     """
-    return tuple(
-        sorted({each.device for each in absences if each.start_s + DETECTION_S <= time_s and time_s < each.end_s})
-    )
+    return tuple(sorted({each.device for each in absences if each.noticed_s <= time_s < each.end_s}))
 
 
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:

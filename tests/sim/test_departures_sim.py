@@ -15,7 +15,7 @@ from planner.plan.plan import Plan, Replica
 from planner.runs.memory_timeline import memory_timelines
 from planner.runs.metrics import measure, step_ends_s
 from planner.runs.record import RunRecord
-from planner.scenario.faults import DETECTION_S, Absence, Fault
+from planner.scenario.faults import DETECTION_S, HANG_LIMIT_S, Absence, Fault, Hang
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
@@ -97,6 +97,36 @@ def test_the_run_goes_on_from_the_newest_complete_copies(leaves_s: float) -> Non
     # The policy sees each finished step once.
     assert [seen.step for seen in policy.seen if not seen.gone] == list(range(14))
     assert step_ends_s(record.events) == sorted(step_ends_s(record.events))
+
+
+@pytest.mark.parametrize(("hangs_s", "is_lost"), [(0.9, False), (1.2, True), (30.0, True), (inf, True)])
+def test_a_process_that_hangs_for_long_is_lost_where_copies_are_kept(hangs_s: float, is_lost: bool) -> None:
+    hang = Hang("device-1", 9.0, 9.0 + hangs_s)
+    scenario = scenario_with([hang])
+    plan, rest = stages_on(scenario, [0, 1, 2]), stages_on(scenario, [0, 2])
+    policy = Scripted({}, {("device-1",): rest})
+    record = Simulator(backup_every=1).run(scenario, plan, policy, 5)
+    noticed_s = 9.0 + HANG_LIMIT_S + DETECTION_S
+    assert [event.end_s for event in of_kind(record, EventKind.DECISION)] == [noticed_s] * is_lost
+    assert {e.device for e in of_kind(record, EventKind.COMPUTE) if e.start_s > noticed_s} >= {"device-0", "device-2"}
+    # The row says what the scenario says.
+    assert {e.action for e in of_kind(record, EventKind.FAULT)} == {"hangs"}
+    # The new process is there for later plans.
+    assert all(seen.away == () for seen in policy.seen if not seen.gone)
+    if is_lost:
+        absence = Absence("device-1", 9.0, noticed_s + 0.05, HANG_LIMIT_S + DETECTION_S)
+        same = Simulator(backup_every=1).run(replace(scenario, faults=(absence,)), plan, policy, 5)
+        assert [e for e in record.events if e.kind is not EventKind.FAULT] == [
+            e for e in same.events if e.kind is not EventKind.FAULT
+        ]
+
+
+def test_a_process_that_hangs_goes_on_where_no_copies_are_kept() -> None:
+    scenario = scenario_with([Hang("device-1", 9.0, 39.0)])
+    plan = stages_on(scenario, [0, 1, 2])
+    record = Simulator().run(scenario, plan, Scripted({}, {("device-1",): plan}), 5)
+    assert not record.decisions
+    assert any(event.start_s <= 9.0 and event.end_s >= 39.0 for event in of_kind(record, EventKind.COMPUTE))
 
 
 @settings(deadline=None, max_examples=20)

@@ -1,4 +1,4 @@
-"""Fidelity cases of plans by every strategy, and of every policy where it acts: on links, slow devices, departures."""
+"""Fidelity cases of plans by every strategy, and of every policy where it acts: links, slow devices, departures."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +8,7 @@ from experiments.benches.fidelity.stages import Regions, Stages, pipeline_case, 
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.effects import WIDE_AREA_TCP, ComputeEffects, Effects, Slowdown
-from planner.scenario.faults import Absence
+from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import STRATEGIES, make_plan
 
@@ -93,12 +93,11 @@ def _answers_to_departures() -> Iterator[Case]:
         scenario = replace(made.scenario, faults=(Absence(device, LEAVES_S),))
         for policy in ("asteroid-replay", "heavy-rescheduling", "auto"):
             yield replace(
-                made,
-                name=f"departed-{what}-{policy}",
-                scenario=scenario,
-                policy=policy,
-                backup_every=BACKUP_EVERY,
+                made, name=f"departed-{what}-{policy}", scenario=scenario, policy=policy, backup_every=BACKUP_EVERY
             )
+    hung = replace(made.scenario, name="hung-stage", faults=(Hang(LEAVING["stage"], LEAVES_S),))
+    plan, policy = replace(made.plan, scenario=hung.name), "asteroid-replay"
+    yield Case(f"hung-stage-{policy}", hung, plan, policy, STEPS_ON_TRACES, backup_every=BACKUP_EVERY)
 
 
 def _ready(name: str) -> Scenario:
