@@ -36,8 +36,11 @@ from planner.scenario.training import Training
 # Pause before each pass: about as long as a stage waits for a message of another stage.
 WAIT_S = 0.001
 
-# Number of measurements of each time, and timeout of a barrier, when this module runs as a program.
+# As a program: least number of measurements of each time, least duration of the measurement of each
+# kind of backward, and timeout of a barrier. With the least duration, stages that take unequal times are measured for
+# equally long, each beside the other ones.
 REPEATS = 15
+LEAST_S = 4.0
 _TIMEOUT = timedelta(minutes=10)
 
 _MICROBATCH = 0
@@ -83,29 +86,35 @@ def measure_layers(
     repeats: int,
     device: torch.device = CPU,
     wait_s: float = WAIT_S,
+    least_s: float = 0.0,
 ) -> list[LayerTimes]:
-    """Return the times of the layers of a stage.
+    """Return the times of the layers of a stage, after a first pass that is not measured.
 
     Args:
         loaded: The model as loaded; its layers are moved to the device, and keep their parameters.
         layers: Indices of consecutive layers, which form a stage.
         samples: Number of samples in a microbatch.
         training: The optimizer, the precision and the global batch.
-        repeats: Number of measurements of each time.
+        repeats: Least number of measurements of each time.
         device: The device that computes the layers.
         wait_s: Pause before each pass in seconds. In training stages wait for messages, and after a pause a processor
             core is slower for some milliseconds.
+        least_s: Least time for which whole backwards are measured, and as long for split ones, seconds.
     """
     ends = (layers[0], layers[-1]) if layers else (0, 0)
     stage = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
     for splits in (False, True):
         for each in stage:
             each.module.start_step(recompute=False, splits=splits)
-        for _ in range(repeats):
-            time.sleep(wait_s)
-            _forward(stage)
-            time.sleep(wait_s)
-            _backward(stage, splits)
+            # In the first pass torch chooses its algorithms, and memory is allocated.
+            each.records = False
+        _pass(stage, splits, wait_s)
+        for each in stage:
+            each.records = True
+        start_s, passes = time.perf_counter(), 0
+        while passes < repeats or time.perf_counter() < start_s + least_s:
+            _pass(stage, splits, wait_s)
+            passes += 1
     for each in stage:
         each.module.start_step(recompute=False, splits=False)
         each.rule.clear_gradients()
@@ -122,6 +131,13 @@ def measure_overhead(training: Training, repeats: int, device: torch.device = CP
         forward_s.append(_seconds(lambda: module.forward(_MICROBATCH, number.detach().requires_grad_()), device)[0])
         backward_s.append(_seconds(lambda: module.backward(_MICROBATCH, number), device)[0])
     return PassOverhead(median(forward_s), median(backward_s))
+
+
+def _pass(stage: Sequence["_StageLayer"], splits: bool, wait_s: float) -> None:
+    time.sleep(wait_s)
+    _forward(stage)
+    time.sleep(wait_s)
+    _backward(stage, splits)
 
 
 def _forward(stage: Sequence["_StageLayer"]) -> None:
@@ -168,12 +184,14 @@ class _StageLayer:
         self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), still)
         self._before = _received(sizes[layer - 1].output, samples, device) if self._receives and layer else None
         self._after = _received(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
+        self.records = True
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
 
     def timed(self, name: str, work: Callable[[], Result]) -> Result:
-        """Call ``work``, record its duration for the field ``name`` of `LayerTimes`, and return its result."""
+        """Call ``work`` and return its result; record the duration for the field ``name`` of `LayerTimes`."""
         seconds, result = _seconds(work, self.device)
-        self._durations[name].append(seconds)
+        if self.records:
+            self._durations[name].append(seconds)
         return result
 
     def times(self) -> LayerTimes:
@@ -246,7 +264,7 @@ def main(agent: str, folder: str) -> None:
         for stage in pipeline.stages
         for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True)
         if replica.device == name
-        for times in measure_layers(loaded, stage.layers, samples, scenario.training, REPEATS, device)
+        for times in measure_layers(loaded, stage.layers, samples, scenario.training, REPEATS, device, least_s=LEAST_S)
     ]
     dist.barrier(timeout=_TIMEOUT)
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
