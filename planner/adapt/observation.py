@@ -33,24 +33,50 @@ class PathObservation:
 
     Attributes:
         size_bytes: Bytes of all messages in the step, backups and migrations included, without probes.
-        busy_s: Time in which at least one message was being sent, seconds.
+        busy: Intervals (begin, end) in which at least one message was being sent, in order, seconds of the run.
         latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
             least delay of any message, probes included, in the last `WINDOW_STEPS` steps that used the path. None
-            if there was no probe; ``busy_s`` then includes the delay.
+            if there was no probe; ``busy`` then includes the delay.
         queue_s: Mean time that a message waited for earlier messages of the path, seconds.
     """
 
     source: str
     target: str
     size_bytes: int
-    busy_s: float
+    busy: tuple[tuple[float, float], ...]
     latency_s: float | None
     queue_s: float = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Time in which at least one message was being sent, seconds."""
+        return _length_s(self.busy)
 
     @property
     def rate_bps(self) -> float:
         """Mean rate while busy, bits per second."""
         return 8 * self.size_bytes / self.busy_s
+
+
+def joint_rate_bps(paths: Sequence[PathObservation]) -> float:
+    """Return the mean rate of several paths together, while at least one of them is busy, bits per second."""
+    merged = _merged(interval for path in paths for interval in path.busy)
+    return 8 * sum(path.size_bytes for path in paths) / _length_s(merged)
+
+
+def _merged(intervals: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return the union of intervals, as disjoint intervals in order."""
+    union: list[tuple[float, float]] = []
+    for begin_s, end_s in sorted(intervals):
+        if union and begin_s <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end_s)
+        else:
+            union.append((begin_s, end_s))
+    return tuple(union)
+
+
+def _length_s(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end_s - begin_s for begin_s, end_s in intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +159,13 @@ class Observer:
         if any(send.action == PROBE_ACTION for send in sends):
             delays_s.append(min(send.arrived_s - send.start_s for send in sends))
         delay_s = min(delays_s, default=0.0)
-        size_bytes, busy_s, queue_s = 0, 0.0, 0.0
+        size_bytes, queue_s, busy = 0, 0.0, []
         messages = [send for send in sends if send.action != PROBE_ACTION]
         for send in messages:
             begun_s, left_s = max(send.start_s, self._left_s.get(path, send.start_s)), send.arrived_s - delay_s
             size_bytes += send.size_bytes
-            busy_s += max(0.0, left_s - begun_s)
+            busy.append((begun_s, max(begun_s, left_s)))
             queue_s += begun_s - send.start_s
             self._left_s[path] = max(begun_s, left_s, self._left_s.get(path, left_s))
         latency_s = delay_s if delays_s else None
-        return PathObservation(source, target, size_bytes, busy_s, latency_s, queue_s / max(1, len(messages)))
+        return PathObservation(source, target, size_bytes, _merged(busy), latency_s, queue_s / max(1, len(messages)))

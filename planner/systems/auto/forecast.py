@@ -7,11 +7,11 @@ A regime is expected to last as long as past regimes did on average.
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.adapt.observation import Observation
+from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -154,30 +154,35 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
     """Return name, rate (bits per second) and latency (seconds) of each link that a step used.
 
     - Links inside a region or host are left out.
-    - Each link of a path gets the path's rate, and a part of its latency in proportion to the declared latencies.
-    - If a flow shares a link with others, its rate is scaled up to that of the whole link.
-    - Of several flows on a link, the highest rate and the lowest latency count.
-    - The latency is None if no flow on the link has one.
+    - The rate of a link is the highest of the rates of the paths that use it, and of the rate of all of them together:
+      no rate that the scenario declares is used.
+    - The latency of a path is divided among its links in proportion to their declared latencies; of several paths on a
+      link, the lowest latency counts. It is None if no path has one.
     """
-    factors = contention_factors(observation.plan, scenario)
-    seen: dict[str, tuple[float, float | None]] = {}
+    users: defaultdict[str, list[PathObservation]] = defaultdict(list)
+    latencies_s: defaultdict[str, list[float]] = defaultdict(list)
     for path in observation.paths:
-        whole_bps = path.rate_bps * factors.get((path.source, path.target), 1.0)
         links = [link for link in scenario.cluster.path(path.source, path.target) if link.source != link.target]
         declared_s = sum(link.latency_s for link in links)
         for link in links:
-            part = link.latency_s / declared_s if declared_s else 1 / len(links)
-            latency_s = None if path.latency_s is None else max(0.0, path.latency_s * part)
-            before_bps, before_s = seen.get(link.name, (0.0, None))
-            known_s = [each for each in (before_s, latency_s) if each is not None]
-            seen[link.name] = max(before_bps, whole_bps), min(known_s, default=None)
-    return seen
+            users[link.name].append(path)
+            if path.latency_s is not None:
+                part = link.latency_s / declared_s if declared_s else 1 / len(links)
+                latencies_s[link.name].append(max(0.0, path.latency_s * part))
+    return {
+        name: (
+            max(joint_rate_bps(paths), *(path.rate_bps for path in paths)),
+            min(latencies_s[name], default=None),
+        )
+        for name, paths in users.items()
+    }
 
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:
     """Return the paths between a plan's devices if the links have the rates and latencies of ``states``.
 
-    ``states`` maps the name of a link to a sample; other links are as declared. Flows on the same link share its rate.
+    ``states`` maps the name of a link to a sample; other links are those of ``scenario``, at whose rates the sharing of
+    links is estimated too.
     """
     factors = contention_factors(plan, scenario)
 

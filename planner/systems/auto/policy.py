@@ -16,16 +16,14 @@ A regime is the time between two changes of a link's mean rate. Links that the p
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from planner.adapt.migration import migration_between, migration_time_s
+from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
 from planner.cost.network import payload_bps
 from planner.plan.plan import Plan
-from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
 from planner.systems.auto.forecast import (
@@ -36,8 +34,9 @@ from planner.systems.auto.forecast import (
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.portfolio import Portfolio, Searched, searched
+from planner.systems.auto.portfolio import Portfolio, Searched, searched, with_links
 from planner.systems.auto.probing import probing_plan
+from traces.common.errors import InputError
 
 # Seconds between two reviews of the portfolio, and number of network states (one sample of every link) over which the
 # predicted step time of a plan is averaged.
@@ -82,6 +81,8 @@ class AutoPolicy:
 
     def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
+        # The scenario with links as observed until the last search: flows share them as their rates let them.
+        self._believed = scenario
         self.thinking_s = 0.0
         self._links = {
             # Observed latencies include jitter and hand-over, so the declared one must as well.
@@ -118,7 +119,7 @@ class AutoPolicy:
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
             self._incumbent = None
-            return self._without(away)
+            return self._without(away, plan)
         if observation.gone:
             return None
         changed = self._learn(observation)
@@ -151,7 +152,7 @@ class AutoPolicy:
             else:
                 link.skip(duration_s)
         if self._before is not None and self._before.plan == observation.plan:
-            paths = forecast_paths(observation.plan, self._scenario, samples)
+            paths = forecast_paths(observation.plan, self._believed, samples)
             predicted_s = float(step_times_s(observation.plan, self._scenario, [paths])[0])
             self._bias.learn(observation.plan, duration_s, predicted_s)
         self._before = observation
@@ -162,6 +163,7 @@ class AutoPolicy:
 
         If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too.
         """
+        self._believed = self._observed()
         mean, slow, collapsed = {}, {}, {}
         wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
         for name, link in self._links.items():
@@ -209,7 +211,7 @@ class AutoPolicy:
         """
         samples = {name: self._optimistic(link) if optimistic else link.samples for name, link in self._links.items()}
         networks = [
-            forecast_paths(plan, self._scenario, {name: _at(each, state) for name, each in samples.items()})
+            forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
         return float((self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)).mean())
@@ -241,13 +243,13 @@ class AutoPolicy:
 
     def _observed(self) -> Scenario:
         """Return the scenario with links at the harmonic mean of their sampled rates, for mean transfer times."""
-        links = []
-        for link in self._scenario.cluster.links:
-            if link.name in self._links:
-                rates_bps = [max(sample.rate_bps, LEAST_BPS) for sample in self._links[link.name].samples]
-                link = replace(link, bandwidth_bps=len(rates_bps) / sum(1 / rate for rate in rates_bps))
-            links.append(replace(link, trace=None))
-        return replace(self._scenario, cluster=Cluster(self._scenario.cluster.devices, tuple(links)))
+        wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
+        links = {}
+        for name, link in self._links.items():
+            seconds_per_bit = [1 / max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
+            latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
+            links[name] = wire / float(np.mean(seconds_per_bit)), latency_s
+        return with_links(self._scenario, links)
 
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
@@ -285,10 +287,32 @@ class AutoPolicy:
         self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
         return better or incumbent
 
-    def _without(self, away: frozenset[str]) -> Plan | None:
-        """Return the plan with the shortest predicted step on the devices that are present; None if there is none."""
+    def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:
+        """Return a plan with nearly the shortest predicted step on the devices that are present; None if there is none.
+
+        Of the plans whose steps are longer by less than `LEAST_GAIN`, which noise could order in any way, the one is
+        used that the remaining devices reach soonest, and of these the one with most microbatches in flight.
+        """
         self._cover(away)
-        return min(self.portfolio.plans(away), key=self._step_s, default=None)
+        predicted_s = {each: self._step_s(each) for each in self.portfolio.plans(away)}
+        best_s = min(predicted_s.values(), default=0.0)
+        near = [each for each, step_s in predicted_s.items() if step_s <= best_s * (1 + LEAST_GAIN)]
+        observed = self._observed()
+
+        def cost(other: Plan) -> tuple[float, int, float]:
+            moving_s = _moving_s(plan, other, observed, away)
+            return moving_s, -sum(stage.in_flight for stage in other.stages), predicted_s[other]
+
+        return min(near, key=cost, default=None)
+
+
+def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str]) -> float:
+    """Return the time after which devices have their layers of ``other``, seconds; infinite if a layer is lost."""
+    try:
+        migration = migration_between(plan, other, scenario, away, backup_holders(plan))
+    except InputError:
+        return math.inf
+    return migration_time_s(migration, scenario)
 
 
 def _is_fresh(link: LinkForecast) -> bool:

@@ -61,7 +61,7 @@ class Portfolio:
         if any(away == others and _are_near(links, covered) for covered, others in self._covered):
             return
         self._covered.append((links, away))
-        there = _with_links(self._scenario, links)
+        there = with_links(self._scenario, links)
         try:
             found, candidates = self._search(there, away)
         except InputError:
@@ -147,7 +147,8 @@ def _are_near(links: Links, others: Links) -> bool:
     )
 
 
-def _with_links(scenario: Scenario, seen: Links) -> Scenario:
+def with_links(scenario: Scenario, seen: Links) -> Scenario:
+    """Return the scenario with constant links, those in ``seen`` at these rates and latencies (`Portfolio.cover`)."""
     handover_s = scenario.effects.network.handover_s
     links = []
     for link in scenario.cluster.links:

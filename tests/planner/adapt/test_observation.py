@@ -27,7 +27,7 @@ def test_busy_time_is_the_union_of_the_sends() -> None:
     # Two that overlap, one inside them, one after a pause, one that touches it.
     events = [send(1.0, 4.0), send(3.0, 6.0), send(2.0, 3.0), send(10.0, 11.0), send(11.0, 13.0)]
     (path,) = Observer().observe(events, 3, PLAN).paths
-    assert path == PathObservation("a", "b", 50, 8.0, None, queue_s=(2.0 + 1.0) / 5)
+    assert path == PathObservation("a", "b", 50, ((1.0, 6.0), (10.0, 13.0)), None, queue_s=(2.0 + 1.0) / 5)
     assert path.rate_bps == 50.0
 
 
@@ -43,8 +43,8 @@ def test_the_least_delay_of_the_last_steps_is_the_propagation_delay() -> None:
     observer = Observer()
     # Probes behind a message, and one that finds an empty queue.
     first, second = [send(0.0, 1.5), probe(0.25, 1.5)], [send(2.0, 3.5, step=4), probe(2.0, 2.5, step=4)]
-    assert observer.observe(first, 3, PLAN).paths == (PathObservation("a", "b", 10, 0.25, 1.25),)
-    assert observer.observe(second, 4, PLAN).paths == (PathObservation("a", "b", 10, 1.0, 0.5),)
+    assert observer.observe(first, 3, PLAN).paths == (PathObservation("a", "b", 10, ((0.0, 0.25),), 1.25),)
+    assert observer.observe(second, 4, PLAN).paths == (PathObservation("a", "b", 10, ((2.0, 3.0),), 0.5),)
     for step in range(5, 4 + WINDOW_STEPS):
         at_s = 2.0 * step
         (path,) = observer.observe(
@@ -52,7 +52,7 @@ def test_the_least_delay_of_the_last_steps_is_the_propagation_delay() -> None:
         ).paths
         assert path.latency_s == 0.5
     (path,) = observer.observe([send(90.0, 91.5, step=50), probe(90.0, 91.0, step=50)], 50, PLAN).paths
-    assert path == PathObservation("a", "b", 10, 0.5, 1.0)
+    assert path == PathObservation("a", "b", 10, ((90.0, 90.5),), 1.0)
 
 
 @settings(deadline=None)
@@ -87,7 +87,7 @@ def test_backups_and_migrations_keep_the_path_busy() -> None:
     backup = Event(EventKind.BACKUP, "a", "b", -1, -1, -1, 2, "K", 0.0, 0.0, 100, arrived_s=10.0)
     events = [probe(0.0, 0.0), backup, send(0.0, 11.0), compute("a", 0.0, 1.0)]
     observation = Observer().observe(events, 3, PLAN)
-    assert observation.paths == (PathObservation("a", "b", 110, 11.0, 0.0, queue_s=5.0),)
+    assert observation.paths == (PathObservation("a", "b", 110, ((0.0, 11.0),), 0.0, queue_s=5.0),)
     assert observation.end_s == 1.0
 
 

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.benches.fidelity.planned import DEPARTED
+from experiments.benches.fidelity.stages import pipeline_case
+from planner.adapt.observation import Observation
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
 from planner.systems.auto.probing import (
     probing_plan,
@@ -16,6 +21,7 @@ from planner.systems.auto.probing import (
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
+from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
 # Two devices in two regions, four layers of 0.05 s forward and 0.1 s backward for a sample; 1 MB of it crosses.
@@ -131,3 +137,29 @@ def test_plans_keep_the_batch(name: str) -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS / 20))
     start = planned(scenario) if name == "planned" else on_one_device(scenario)
     assert {decision.plan.global_batch for decision in run(scenario, start, "auto", 400.0).decisions} <= {16}
+
+
+def finds_nothing(scenario: Scenario, away: frozenset[str]) -> tuple[Plan, int]:
+    raise InputError("no split fits", valid="another model")
+
+
+def test_of_equally_fast_plans_the_one_within_reach_answers_a_departure() -> None:
+    """Predictions of both are equal; the one that was found first would move all layers but those in the middle."""
+    made = pipeline_case("departed", "", DEPARTED, (4,) * 5, [5, 3, 1], "1f1b")
+    gone = ("gpu-1-0-1",)
+
+    def on(*devices: str) -> Plan:
+        (pipeline,) = made.plan.pipelines
+        stages = tuple(
+            replace(stage, replicas=(Replica(device),)) for stage, device in zip(pipeline.stages, devices, strict=True)
+        )
+        return replace(made.plan, pipelines=(replace(pipeline, stages=stages, microbatches=(1,) * 20),))
+
+    far, near = on("gpu-2-0-0", "gpu-1-0-0", "gpu-0-0-0"), on("gpu-0-0-0", "gpu-1-0-0", "gpu-2-0-0")
+    policy = AutoPolicy(made.scenario, finds_nothing)
+    for plan in (made.plan, far, near):
+        policy.portfolio.add(plan)
+    assert step_time_s(far, made.scenario) == pytest.approx(step_time_s(near, made.scenario))
+    answer = policy.decide(Observation(0, made.plan, (), (), gone=gone, away=gone), made.plan)
+    assert answer is not None
+    assert answer.pipelines == near.pipelines

@@ -1,6 +1,11 @@
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.benches.fidelity.hand_made import SHARED
+from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation, PathObservation
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.step.evaluate import step_time_s
@@ -12,6 +17,7 @@ from planner.systems.auto.forecast import (
     forecast_paths,
     observed_links,
 )
+from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
 
 
@@ -68,9 +74,35 @@ def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
 
 def test_a_path_is_put_down_to_its_link() -> None:
     scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], bandwidth_bps=1e8, latency_s=0.02)
-    path = PathObservation("device-0", "device-1", 1_000_000, 0.4, 0.03)
+    path = PathObservation("device-0", "device-1", 1_000_000, ((0.0, 0.4),), 0.03)
     seen = observed_links(Observation(0, two_stages(), (), (path,)), scenario)
     assert seen == {"region-0->region-1": (2e7, 0.03)}
+
+
+class Watching:
+    """A policy that keeps what it observes."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, observation: Observation, plan: Plan) -> None:
+        self.seen.append(observation)
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_the_rate_of_a_shared_link_is_found_whatever_is_declared(factor: float) -> None:
+    """Two pipelines send over the same links between regions, at times side by side."""
+    case = pipeline_case("shared", "1f1b", SHARED, (1,) * 6, [5, 3], "1f1b")
+    watching = Watching()
+    Simulator().run(case.scenario, case.plan, watching, 4)
+    cluster = case.scenario.cluster
+    wrong = tuple(replace(link, bandwidth_bps=factor * link.bandwidth_bps) for link in cluster.links)
+    declared = replace(case.scenario, cluster=replace(cluster, links=wrong))
+    for observation in watching.seen[1:]:
+        seen = observed_links(observation, declared)
+        assert seen.keys() == {"region-0->region-1", "region-1->region-0"}
+        for rate_bps, _ in seen.values():
+            assert rate_bps == pytest.approx(120e6, rel=0.01)
 
 
 @settings(deadline=None)

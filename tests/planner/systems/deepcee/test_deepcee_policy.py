@@ -44,7 +44,7 @@ def seen(
     programs = compile_plan(plan, scenario)
     pairs = sorted({(t.source, t.target) for p in programs.values() for w in p.work for t in w.sends})
     paths = tuple(
-        PathObservation(*pair, 10_000, 80_000 / (RATE_BPS * slow.get(pair, 1.0)), latency_s) for pair in pairs
+        PathObservation(*pair, 10_000, ((0.0, 80_000 / (RATE_BPS * slow.get(pair, 1.0))),), latency_s) for pair in pairs
     )
     compute_s = tuple(sorted((name, sum(w.duration_s for w in p.work)) for name, p in programs.items()))
     return Observation(step, plan, compute_s, paths)

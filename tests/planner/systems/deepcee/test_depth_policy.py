@@ -33,7 +33,7 @@ def seen(
     """A step in which every path of the plan carried at this rate and latency, and compute was as profiled."""
     programs = compile_plan(plan, scenario)
     pairs = sorted({(t.source, t.target) for p in programs.values() for w in p.work for t in w.sends})
-    paths = tuple(PathObservation(a, b, 10_000, 80_000 / rate_bps, latency_s) for a, b in pairs)
+    paths = tuple(PathObservation(a, b, 10_000, ((0.0, 80_000 / rate_bps),), latency_s) for a, b in pairs)
     compute_s = tuple(sorted((name, sum(w.duration_s for w in p.work)) for name, p in programs.items()))
     return Observation(step, plan, compute_s, paths)
 
