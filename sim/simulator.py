@@ -69,8 +69,7 @@ class Run:
         self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition, backup_every: int
     ) -> None:
         self._faults = scenario.faults
-        recovers = adaptation is not None and backup_every > 0
-        self._scenario = replace(scenario, faults=with_ended_hangs(scenario.faults)) if recovers else scenario
+        self._scenario = replace(scenario, faults=with_ended_hangs(self._faults)) if backup_every else scenario
         self._plan = plan
         self._adaptation = adaptation
         self._stop = stop

@@ -36,11 +36,12 @@ from planner.scenario.training import Training
 # Pause before each pass: about as long as a stage waits for a message of another stage.
 WAIT_S = 0.001
 
-# As a program: least number of measurements of each time, least duration of the measurement of each
-# kind of backward, and timeout of a barrier. With the least duration, stages that take unequal times are measured for
-# equally long, each beside the other ones.
+# Least number of measurements of each time if this module runs as a program, and least seconds for which it measures
+# each kind of backward: a rank whose layers take less time measures until the other ranks are nearly done.
 REPEATS = 15
 LEAST_S = 4.0
+
+# Timeout of a barrier.
 _TIMEOUT = timedelta(minutes=10)
 
 _MICROBATCH = 0

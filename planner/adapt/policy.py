@@ -1,6 +1,6 @@
 """Interface of policies, the same for both backends: how a policy decides on plans, and what a decision is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from planner.adapt.migration import NO_MIGRATION, Migration
@@ -54,8 +54,6 @@ class Decision:
 def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -> str:
     """Return a line of text with the differences between two plans and the transfers of layer state."""
     parts = [*_changed_devices(old, new), *_changed_layers(old, new)]
-    if old.order != new.order:
-        parts.append(f"order {old.order} -> {new.order}")
     for index, (before, after) in enumerate(zip(old.pipelines, new.pipelines, strict=False)):
         name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
         if len(before.microbatches) == len(after.microbatches) and before.microbatches != after.microbatches:
@@ -67,10 +65,9 @@ def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -
             parts.append(f"{name}in flight {depths[0]} -> {depths[1]}")
         if before.samples != after.samples:
             parts.append(f"{name}samples {before.samples} -> {after.samples}")
-        if before.orders != after.orders and before.microbatches == after.microbatches:
-            parts.append(f"{name}another order of actions")
         if _shares(before) != _shares(after) and _devices(before) == _devices(after):
             parts.append(f"{name}samples of replicas {_samples(before)} -> {_samples(after)}")
+    parts += _changed_orders(old, new)
     for move in migration.moves:
         first, last = move.first_layer, move.end_layer - 1
         layers = f"layers {first} to {last}" if last > first else f"layer {first}"
@@ -94,6 +91,19 @@ def _changed_layers(old: Plan, new: Plan) -> list[str]:
         if ends[0] != ends[1]:
             name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
             parts.append(f"{name}stages end at layers {ends[0]} -> {ends[1]}")
+    return parts
+
+
+def _changed_orders(old: Plan, new: Plan) -> list[str]:
+    """Return texts for another schedule, a dynamic order, and other explicit orders of the same actions."""
+    parts = []
+    if old.schedule != new.schedule:
+        parts.append(f"schedule {old.schedule} -> {new.schedule}")
+    if old.order != new.order:
+        parts.append(f"order {old.order} -> {new.order}")
+    bare = [[replace(pipeline, orders=()) for pipeline in plan.pipelines] for plan in (old, new)]
+    if not parts and bare[0] == bare[1] and old.pipelines != new.pipelines:
+        parts.append("another order of actions")
     return parts
 
 

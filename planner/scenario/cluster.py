@@ -122,6 +122,14 @@ class Cluster:
         return tuple(dict.fromkeys(device.region for device in self.devices))
 
     @cached_property
+    def wan_links(self) -> frozenset[str]:
+        """Names of the links whose two ends are in different regions, whether these are devices, hosts or regions."""
+        region_of = {region: region for region in self.regions}
+        for device in self.devices:
+            region_of |= {device.name: device.region, device.machine: device.region}
+        return frozenset(link.name for link in self.links if region_of[link.source] != region_of[link.target])
+
+    @cached_property
     def _links(self) -> Mapping[tuple[str, str], Link]:
         return {(link.source, link.target): link for link in self.links}
 

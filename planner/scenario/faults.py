@@ -22,7 +22,7 @@ DETECTION_S = 0.1
 # Seconds for which a process may hang in a run that keeps copies of the state; the executor then ends and replaces it.
 HANG_LIMIT_S = 1.0
 
-# Seconds after the detection of a process that was ended until its device has a new one, which is known to the policy.
+# Seconds after the detection that a process was ended until its device has a new one.
 _REPLACED_S = 0.05
 
 
@@ -42,19 +42,14 @@ class _DeviceFault:
 class Absence(_DeviceFault):
     """An interval in which a device is absent; ``end_s`` is infinite if the device never returns.
 
-    Attributes:
-        detection_s: Seconds from its start until the absence is detected.
-
     Raises:
         InputError: The interval ends before it starts.
     """
 
-    detection_s: float = DETECTION_S
-
     @property
     def noticed_s(self) -> float:
         """When the absence is detected, seconds from the start of the run."""
-        return self.start_s + self.detection_s
+        return self.start_s + DETECTION_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +110,17 @@ def _check_times(start_s: float, end_s: float) -> None:
 def with_ended_hangs(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     """Return the faults as they act on a run that keeps copies of the state, in which hangs longer than a limit end.
 
-    After `HANG_LIMIT_S` the process of a device that hangs is ended: its action is lost, and the device is absent until
-    a new process has started, at once.
+    After `HANG_LIMIT_S` the process of a device that hangs is ended: its action is lost, and the device is absent for
+    the short time until a new process has started.
     """
-    return tuple(_ended(fault) if isinstance(fault, Hang) else fault for fault in faults)
-
-
-def _ended(hang: Hang) -> Hang | Absence:
-    detection_s = HANG_LIMIT_S + DETECTION_S
-    if hang.end_s <= hang.start_s + HANG_LIMIT_S:
-        return hang
-    return Absence(hang.device, hang.start_s, hang.start_s + detection_s + _REPLACED_S, detection_s)
+    found: list[Fault] = []
+    for fault in faults:
+        if isinstance(fault, Hang) and fault.end_s > (ended_s := fault.start_s + HANG_LIMIT_S):
+            found.append(Hang(fault.device, fault.start_s, ended_s))
+            found.append(Absence(fault.device, ended_s, ended_s + DETECTION_S + _REPLACED_S))
+        else:
+            found.append(fault)
+    return tuple(found)
 
 
 def noticed_absences(faults: Sequence[Fault]) -> list[Absence]:

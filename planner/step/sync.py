@@ -14,7 +14,7 @@ import numpy as np
 from planner.cost.stage import replica_times
 from planner.cost.synchronisation import GradientSync, holders
 from planner.plan.plan import Plan, Replica, Stage
-from planner.scenario.faults import Absence
+from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD, BACKWARD_WEIGHT
 from planner.step.build import starts
@@ -114,7 +114,8 @@ def ready_buckets(
     """
     number = {name: actor for actor, name in enumerate(actors)}
     # On a device that leaves, a bucket is ready only at the end of its action, since an interrupted action is repeated.
-    leaving = {fault.device for fault in scenario.faults if isinstance(fault, Absence)}
+    # A process that hangs may be ended, and its action repeated too.
+    leaving = {fault.device for fault in scenario.faults if isinstance(fault, Absence | Hang)}
     last = _last_backwards(actions)
     found = []
     for sync, each in enumerate(syncs):

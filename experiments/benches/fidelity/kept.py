@@ -40,7 +40,8 @@ class KeptRuns:
     """The real runs of each case, one file ``NAME.json`` for each case.
 
     Real runs count only beside the simulation that they were compared with: if a case is simulated with another result,
-    because the simulator has changed, they are left out.
+    because the simulator has changed, they are measured again. If the executor or the machine has changed, choose
+    another folder: this is not noticed.
 
     Args:
         folder: The folder, which is made if it does not exist; None to keep nothing.
@@ -68,11 +69,11 @@ class KeptRuns:
         if path is None or not path.is_file():
             return []
         try:
-            document = json.loads(path.read_text())
+            document = json.loads(path.read_text(encoding="utf-8"))
             if Measured.from_json(document["simulated"]) != simulated:
                 return []
             return [Measured.from_json(each) for each in document["real"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             advice = "remove it, and the case is run again"
             raise InputError("no results of a case are in this file", where=str(path), valid=advice) from error
 

@@ -8,7 +8,7 @@ from experiments.benches.fidelity.stages import Regions, Stages, pipeline_case, 
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.effects import WIDE_AREA_TCP, ComputeEffects, Effects, Slowdown
-from planner.scenario.faults import Absence, Hang
+from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import STRATEGIES, make_plan
 
@@ -89,15 +89,15 @@ def _answers_to_slow_devices() -> Iterator[Case]:
 
 def _answers_to_departures() -> Iterator[Case]:
     for what, device in LEAVING.items():
-        made = pipeline_case(f"departed-{what}", "", DEPARTED, (4,) * 5, [5, 3, 1], "1f1b", steps=STEPS_ON_TRACES)
-        scenario = replace(made.scenario, faults=(Absence(device, LEAVES_S),))
         for policy in ("asteroid-replay", "heavy-rescheduling", "auto"):
-            yield replace(
-                made, name=f"departed-{what}-{policy}", scenario=scenario, policy=policy, backup_every=BACKUP_EVERY
-            )
-    hung = replace(made.scenario, name="hung-stage", faults=(Hang(LEAVING["stage"], LEAVES_S),))
-    plan, policy = replace(made.plan, scenario=hung.name), "asteroid-replay"
-    yield Case(f"hung-stage-{policy}", hung, plan, policy, STEPS_ON_TRACES, backup_every=BACKUP_EVERY)
+            yield _lost(f"departed-{what}", Absence(device, LEAVES_S), policy)
+    yield _lost("hung-stage", Hang(LEAVING["stage"], LEAVES_S), "asteroid-replay")
+
+
+def _lost(name: str, fault: Fault, policy: str) -> Case:
+    made = pipeline_case(name, policy, DEPARTED, (4,) * 5, [5, 3, 1], "1f1b", steps=STEPS_ON_TRACES)
+    scenario = replace(made.scenario, faults=(fault,))
+    return replace(made, scenario=scenario, policy=policy, backup_every=BACKUP_EVERY)
 
 
 def _ready(name: str) -> Scenario:

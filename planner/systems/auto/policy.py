@@ -34,7 +34,7 @@ from planner.systems.auto.forecast import (
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.portfolio import Portfolio, Searched, searched, with_links
+from planner.systems.auto.portfolio import Links, Portfolio, Searched, are_near, searched, with_links
 from planner.systems.auto.probing import probing_plan
 from traces.common.errors import InputError
 
@@ -81,8 +81,10 @@ class AutoPolicy:
 
     def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
-        # The scenario with links as observed until the last search: flows share them as their rates let them.
+        # The scenario with links about as observed: flows share them as their rates let them. It changes seldom, since
+        # the estimates of sharing are kept by scenario.
         self._believed = scenario
+        self._believed_links: Links = {}
         self.thinking_s = 0.0
         self._links = {
             # Observed latencies include jitter and hand-over, so the declared one must as well.
@@ -163,8 +165,10 @@ class AutoPolicy:
 
         If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too.
         """
-        self._believed = self._observed()
-        mean, slow, collapsed = {}, {}, {}
+        links = self._observed_links()
+        if not (self._believed_links and are_near(links, self._believed_links)):
+            self._believed, self._believed_links = with_links(self._scenario, links), links
+        mean, slow, collapsed, known = {}, {}, {}, {}
         wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
         for name, link in self._links.items():
             rates_bps = [wire * max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
@@ -172,9 +176,10 @@ class AutoPolicy:
             mean[name] = float(np.mean(rates_bps)), latency_s
             slow[name] = min(float(np.quantile(rates_bps, 0.25)), SLOW * mean[name][0]), latency_s
             collapsed[name] = COLLAPSED * mean[name][0], latency_s
-        # Only plans on known links can be used at once: search for one as if nothing went over the others.
-        nothing = LEAST_BPS, 0.0
-        known = {name: mean[name] if _is_fresh(link) else nothing for name, link in self._links.items()}
+            # Only plans on known links can be used at once: search for one as if nothing went over the others. Links
+            # inside a region, which cannot be probed, count as declared until they are used.
+            is_unknown = name in self._scenario.cluster.wan_links and not _is_fresh(link)
+            known[name] = (LEAST_BPS, 0.0) if is_unknown else mean[name]
         for links in (mean, slow, collapsed, known):
             self.portfolio.cover(links, away)
 
@@ -190,7 +195,7 @@ class AutoPolicy:
             if other == incumbent or not self._is_known(other):
                 continue
             saved_share = 1 - self._step_s(other) / own_s
-            moving_s = migration_time_s(migration_between(plan, other, observed), observed)
+            moving_s = _moving_s(plan, other, observed)
             dwell_s, age_s = self._regime_s({*self._used(incumbent), *self._used(other)})
             least_gain = LEAST_GAIN
             if moving_s > 0:
@@ -221,7 +226,7 @@ class AutoPolicy:
         return link.samples if _is_fresh(link) else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
-        """Return the names of the links that a plan uses, but for those inside a region or host."""
+        """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
         pairs = set()
         for pipeline in plan.pipelines:
             for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
@@ -231,7 +236,7 @@ class AutoPolicy:
         if len(plan.pipelines) > 1 or any(len(s.replicas) > 1 for p in plan.pipelines for s in p.stages):
             pairs |= {(one, other) for one in devices for other in devices if one != other}
         crossed = {link.name for pair in pairs if pair[0] != pair[1] for link in self._scenario.cluster.path(*pair)}
-        return crossed & self._links.keys()
+        return crossed & self._scenario.cluster.wan_links
 
     def _is_known(self, plan: Plan) -> bool:
         return all(_is_fresh(self._links[name]) for name in self._used(plan))
@@ -242,18 +247,23 @@ class AutoPolicy:
         return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
 
     def _observed(self) -> Scenario:
-        """Return the scenario with links at the harmonic mean of their sampled rates, for mean transfer times."""
+        """Return the scenario with the links of `_observed_links`."""
+        return with_links(self._scenario, self._observed_links())
+
+    def _observed_links(self) -> Links:
+        """Return the links at the harmonic mean of their sampled rates, for mean transfer times, and mean latencies."""
         wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
         links = {}
         for name, link in self._links.items():
             seconds_per_bit = [1 / max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
             latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
             links[name] = wire / float(np.mean(seconds_per_bit)), latency_s
-        return with_links(self._scenario, links)
+        return links
 
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
-        stale = [name for name, link in self._links.items() if link.unseen_s > FRESH_S]
+        wide = self._scenario.cluster.wan_links
+        stale = [name for name, link in self._links.items() if name in wide and link.unseen_s > FRESH_S]
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
         own_s = self._step_s(plan)
@@ -262,7 +272,7 @@ class AutoPolicy:
         if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
         observed = self._observed()
-        moving_s = migration_time_s(migration_between(plan, probing, observed), observed)
+        moving_s = _moving_s(plan, probing, observed)
         loss_s = max(0.0, self._step_s(probing) - own_s) * (LEAST_PROBE_STEPS + 2) + 2 * moving_s
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
             return None
@@ -306,10 +316,13 @@ class AutoPolicy:
         return min(near, key=cost, default=None)
 
 
-def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str]) -> float:
-    """Return the time after which devices have their layers of ``other``, seconds; infinite if a layer is lost."""
+def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str] = ()) -> float:
+    """Return the time after which devices have their layers of ``other``, seconds; infinite if a layer is lost.
+
+    The state of the devices in ``away`` is lost, but not the backups of it.
+    """
     try:
-        migration = migration_between(plan, other, scenario, away, backup_holders(plan))
+        migration = migration_between(plan, other, scenario, away, backup_holders(plan) if away else None)
     except InputError:
         return math.inf
     return migration_time_s(migration, scenario)

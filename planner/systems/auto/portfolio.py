@@ -58,7 +58,7 @@ class Portfolio:
                 message, as observed ones do.
             away: Names of devices that are absent.
         """
-        if any(away == others and _are_near(links, covered) for covered, others in self._covered):
+        if any(away == others and are_near(links, covered) for covered, others in self._covered):
             return
         self._covered.append((links, away))
         there = with_links(self._scenario, links)
@@ -76,9 +76,10 @@ class Portfolio:
     def _add(self, plan: Plan, ordered: Plan) -> None:
         """Add ``ordered``, the plan with the orders for the links at which it was found, and a dynamic order.
 
-        Devices would otherwise find orders for the declared links.
+        Devices would otherwise find orders for the declared links. But explicit orders may need more memory by the
+        check, which then counts the largest microbatches.
         """
-        self._plans[ordered] = None
+        self._plans[ordered if is_possible(ordered, self._scenario) else plan] = None
         dynamic = replace(plan, order="dynamic")
         if is_possible(dynamic, self._scenario):
             self._plans[dynamic] = None
@@ -138,7 +139,8 @@ def _searched(
     return searched(Scenario(name, Cluster(devices, links), model, training, effects=effects), away)
 
 
-def _are_near(links: Links, others: Links) -> bool:
+def are_near(links: Links, others: Links) -> bool:
+    """Return whether rates and latencies differ so little that no new search is needed."""
     pairs = [(*links[name], *others[name]) for name in links]
     return all(
         1 / NEAR <= rate_bps / other_bps <= NEAR

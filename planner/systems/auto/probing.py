@@ -49,11 +49,11 @@ def _beyond(
 
     The device is neither in ``taken`` nor in the region of the device ``other_than``.
     """
-    here = stage.replicas[0].device
+    here, wan_links = stage.replicas[0].device, scenario.cluster.wan_links
     near = {scenario.cluster.by_name[name].region for name in (here, other_than) if name is not None}
     for device in scenario.cluster.devices:
-        passed = [link.name for link in scenario.cluster.path(here, device.name)]
-        if device.region not in near and device.name not in taken and len(passed) == 1 and passed[0] in links:
+        wide = [link.name for link in scenario.cluster.path(here, device.name) if link.name in wan_links]
+        if device.region not in near and device.name not in taken and len(wide) == 1 and wide[0] in links:
             return device.name
     return None
 

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from executor.backend import TorchBackend
 from experiments.benches.cases import TRACES_VARIABLE
 from experiments.benches.fidelity.case import Case, tcp_effects
-from experiments.benches.fidelity.compare import Outcome, gain_differences, rank_correlations
+from experiments.benches.fidelity.compare import Outcome, compare, gain_differences, rank_correlations
 from experiments.benches.fidelity.fidelity import fidelity_cases
 from experiments.benches.fidelity.hand_made import BROADBAND, hand_made_cases
 from experiments.benches.fidelity.kept import KeptRuns, Measured
 from planner.check import check_plan
-from planner.runs.metrics import Metrics, measure
+from planner.runs.metrics import Metrics
 from planner.scenario.effects import TCP
-from sim.simulator import Simulator
 from traces.common.errors import InputError
 
 # One worker makes the plans.
@@ -179,7 +177,9 @@ def test_effects_follow_from_the_settings_of_a_host(
     assert (effects.idle_s, effects.window_bytes) == (idle_s, window_bytes)
 
 
-def test_a_case_runs_in_both_backends(cases: list[Case]) -> None:
-    (case,) = (case for case in cases if case.name == "two-replicas-and-one-1f1b")
-    for backend in (Simulator(), TorchBackend("paced", emulator="shaper")):
-        assert measure(backend.run(case.simulated_scenario, case.plan, None, 2)).steps == 2
+def test_a_case_runs_in_both_backends_and_kept_runs_are_not_repeated(cases: list[Case], tmp_path: Path) -> None:
+    (case,) = (replace(case, steps=2) for case in cases if case.name == "two-replicas-and-one-1f1b")
+    first = compare(case, 1, "shaper", be_quiet, KeptRuns(tmp_path))
+    assert (first.simulated.metrics.steps, first.real[0].metrics.steps) == (2, 2)
+    # Times of a new run would differ.
+    assert compare(case, 1, "shaper", be_quiet, KeptRuns(tmp_path)).real == first.real

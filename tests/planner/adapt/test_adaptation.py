@@ -7,8 +7,10 @@ import pytest
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import describe_change
+from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
+from planner.step.orders import with_orders
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
 from traces.common.errors import RunError
@@ -106,3 +108,9 @@ def test_what_a_change_is_called() -> None:
         "layers 3 to 5 from left to right, 12.0 MB; layer 1 from right to left, 0.1 MB"
     )
     assert describe_change(plan, replace(plan, strategy="another")) == "another plan"
+    dynamic = replace(plan, schedule="zb-h1", order="dynamic")
+    assert describe_change(plan, dynamic) == f"schedule {plan.schedule} -> zb-h1; order scheduled -> dynamic"
+    rows = [[Action(0, Kind.FORWARD, 0), Action(0, Kind.BACKWARD, 0)], [Action(0, Kind.FORWARD, 0)]]
+    one, other = (with_orders(plan, [row]) for row in rows)
+    assert describe_change(plan, one) == f"schedule {plan.schedule} -> explicit"
+    assert describe_change(one, other) == "another order of actions"

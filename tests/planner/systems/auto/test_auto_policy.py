@@ -11,6 +11,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
+from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.policy import AutoPolicy
@@ -20,7 +21,7 @@ from planner.systems.auto.probing import (
 )
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
-from tests.helpers.scenarios.builders import chain_scenario
+from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
@@ -163,3 +164,13 @@ def test_of_equally_fast_plans_the_one_within_reach_answers_a_departure() -> Non
     answer = policy.decide(Observation(0, made.plan, (), (), gone=gone, away=gone), made.plan)
     assert answer is not None
     assert answer.pipelines == near.pipelines
+
+
+def test_a_device_of_the_same_region_that_returns_is_used_again() -> None:
+    """Links between hosts of one region cannot be probed: as long as no step uses them, they count as declared."""
+    scenario = mesh_scenario(
+        3, [0.1] * 3, [0.2] * 3, link=lambda a, b: (1e9, 0.001), global_batch=12, regions=["here"] * 3
+    )
+    scenario = replace(scenario, faults=(Absence("device-2", 20.0, 140.0),))
+    record = run(scenario, planned(scenario), "auto", 300.0)
+    assert [len(decision.plan.devices) for decision in record.decisions] == [2, 3]
