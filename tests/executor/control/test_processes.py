@@ -147,7 +147,9 @@ training: {global_batch: 4, microbatch: 1}
     ("breakdown", "cause"),
     [
         ("raise RuntimeError('the layer breaks down')", "the layer breaks down"),
-        ("raise SystemExit(3)", "the model's code ended the process: SystemExit(3)"),
+        pytest.param(
+            "raise SystemExit(3)", "the model's code ended the process: SystemExit(3)", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, cause: str, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ training: {global_batch: 4, microbatch: 1}
             "rank 1 (device 'right', host HOST): layer 0 has 12 bytes of output for one sample; its profile 'first' "
             "says 16: correct the profile or 'arguments'",
             id="other-sizes-on-one-rank",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             "x = x.repeat(1, 2) if Shaped.calls > 3 and RANK == '0' else x",

@@ -42,6 +42,7 @@ def test_traces_go_on_both_directions_of_the_links_between_regions() -> None:
     assert played["end->end"] is None
 
 
+@pytest.mark.slow
 def test_a_row_holds_what_was_run() -> None:
     steady = LinkTrace([0.0], [4e8], 60.0)
     row = measure_pair(TracePair("steady", (steady, steady), scaled=False), 60.0)

@@ -55,6 +55,7 @@ def test_processor_time_has_columns_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert result.text()
 
 
+@pytest.mark.slow
 def test_ranks_of_torch_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with started_process([sys.executable, "-c", LONG], tmp_path) as (process, mark):
         wait_until(lambda: len(processes_of("executor.rank.worker", mark)) == 2, "the ranks start")

@@ -59,6 +59,7 @@ def test_the_corrected_form_is_never_longer_than_exact_on_links_of_their_own() -
     assert min(errors.plain_depth_ratios) > 1 - 1e-9
 
 
+@pytest.mark.slow
 def test_the_command_reproduces_the_claims_and_says_which_hold(tmp_path: Path) -> None:
     folder = tmp_path / "asteroid"
     done = ropebridge("reproduce", "asteroid", "--quick", "--json", "-o", folder)
