@@ -72,9 +72,12 @@ def declared(scenario: Scenario, factors: tuple[float, float], latencies_s: tupl
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
 
 
-def watched(backend: Backend, true: Scenario, believed: Scenario, plan: Plan) -> tuple[Watched, RunRecord]:
-    policy = Watched(make_policy("depth", believed))
-    return policy, backend.run(true, plan, policy, KNOWN_AFTER + 4)
+def watched(
+    backend: Backend, true: Scenario, believed: Scenario, plan: Plan, policy: str = "depth"
+) -> tuple[Watched, RunRecord]:
+    watching = Watched(make_policy(policy, believed))
+    # `auto` decides for the first time after 20 s, in which a step takes a second.
+    return watching, backend.run(true, plan, watching, KNOWN_AFTER + 6)
 
 
 def assert_seen(scenario: Scenario, observation: Observation, efficiency: float, rate_error: float) -> None:
@@ -156,19 +159,21 @@ def test_orders_of_a_found_plan_are_those_for_the_true_links(factor: float) -> N
 @pytest.mark.parametrize(
     ("factors", "latencies_s"), [((0.2, 5.0), (0.1, 0.01)), ((5.0, 0.2), (0.01, 0.1))], ids=["slow", "fast"]
 )
+@pytest.mark.parametrize("policy", ["depth", "auto"])
 def test_a_real_policy_decides_by_the_true_links(
     network: Effects,
     backend: Callable[[], Backend],
     factors: tuple[float, float],
     latencies_s: tuple[float, float],
+    policy: str,
 ) -> None:
     if network != Effects() and (lack := missing()) is not None:
         pytest.skip(lack)
     scenario, plan = truth()
     scenario = replace(scenario, effects=network)
-    wrong, record = watched(backend(), scenario, declared(scenario, factors, latencies_s), plan)
+    wrong, record = watched(backend(), scenario, declared(scenario, factors, latencies_s), plan, policy)
     assert_seen(scenario, wrong.seen[KNOWN_AFTER], network.network.payload_efficiency, 0.1)
-    _, simulated = watched(Simulator(), scenario, scenario, plan)
+    _, simulated = watched(Simulator(), scenario, scenario, plan, policy)
     # Noise may choose among plans that are equally fast: the plan is as fast as the one by the true links.
     here_s, there_s = (step_time_s(each.decisions[-1].plan, scenario) for each in (record, simulated))
     assert here_s == pytest.approx(there_s, rel=0.03)
