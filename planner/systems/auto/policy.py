@@ -16,7 +16,7 @@ A regime is the time between two changes of a link's mean rate. Links that the p
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -46,9 +46,6 @@ STATES = 12
 # Shares of a step's time that a change must save: if no layers move; if layers move and the new plan has run before;
 # and if layers move and it has not, since its predicted time may be wrong by as much (docs/systems/auto.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
-
-# Time in which a search looks at a candidate, seconds: the median over clusters of 2 to 12 devices, on one core.
-CANDIDATE_S = 0.0014
 
 # Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
 SLOW = 1 / 2
@@ -108,9 +105,9 @@ class AutoPolicy:
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
-        before = self.portfolio.candidates
+        before_s = self.portfolio.searching_s
         decided = self._decide(observation, plan)
-        self.thinking_s = CANDIDATE_S * (self.portfolio.candidates - before)
+        self.thinking_s = self.portfolio.searching_s - before_s
         return decided
 
     def _decide(self, observation: Observation, plan: Plan) -> Plan | None:
@@ -186,15 +183,18 @@ class AutoPolicy:
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return the plan that saves most time compared with ``incumbent``, or None if no change pays.
 
-        The time of the move from the current ``plan`` counts. The module's docstring gives the conditions of a change.
+        The time of the move from the current ``plan`` counts. The module's docstring gives the conditions of a change;
+        of plans that meet them and are nearly as fast, the one of `_soonest` is returned.
         """
         own_s = self._step_s(incumbent)
         observed = self._observed()
+        paying_s: dict[Plan, float] = {}
         best, best_s = None, 0.0
         for other in self.portfolio.plans(away):
             if other == incumbent or not self._is_known(other):
                 continue
-            saved_share = 1 - self._step_s(other) / own_s
+            step_s = self._step_s(other)
+            saved_share = 1 - step_s / own_s
             moving_s = _moving_s(plan, other, observed)
             dwell_s, age_s = self._regime_s({*self._used(incumbent), *self._used(other)})
             least_gain = LEAST_GAIN
@@ -205,9 +205,24 @@ class AutoPolicy:
             if moving_s > 0 and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
                 continue
             net_s = dwell_s * saved_share - moving_s
+            paying_s[other] = step_s
             if net_s > best_s:
                 best, best_s = other, net_s
-        return best
+        return self._soonest(plan, paying_s, paying_s[best]) if best is not None else None
+
+    def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
+        """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.
+
+        Noise could order plans in any way whose predicted steps, ``step_s``, differ by less than `LEAST_GAIN`. Of plans
+        that are reached equally soon, the one with most microbatches in flight is returned.
+        """
+        observed = self._observed()
+
+        def cost(other: Plan) -> tuple[float, int, float]:
+            moving_s = _moving_s(plan, other, observed, away)
+            return moving_s, -sum(stage.in_flight for stage in other.stages), step_s[other]
+
+        return min((each for each, own_s in step_s.items() if own_s <= best_s * (1 + LEAST_GAIN)), key=cost)
 
     def _step_s(self, plan: Plan, optimistic: bool = False) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the network.
@@ -298,22 +313,10 @@ class AutoPolicy:
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:
-        """Return a plan with nearly the shortest predicted step on the devices that are present; None if there is none.
-
-        Of the plans whose steps are longer by less than `LEAST_GAIN`, which noise could order in any way, the one is
-        used that the remaining devices reach soonest, and of these the one with most microbatches in flight.
-        """
+        """Return a plan with nearly the shortest predicted step on the devices that are present; None without one."""
         self._cover(away)
         predicted_s = {each: self._step_s(each) for each in self.portfolio.plans(away)}
-        best_s = min(predicted_s.values(), default=0.0)
-        near = [each for each, step_s in predicted_s.items() if step_s <= best_s * (1 + LEAST_GAIN)]
-        observed = self._observed()
-
-        def cost(other: Plan) -> tuple[float, int, float]:
-            moving_s = _moving_s(plan, other, observed, away)
-            return moving_s, -sum(stage.in_flight for stage in other.stages), predicted_s[other]
-
-        return min(near, key=cost, default=None)
+        return self._soonest(plan, predicted_s, min(predicted_s.values()), away) if predicted_s else None
 
 
 def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str] = ()) -> float:

@@ -25,8 +25,12 @@ NEAR_S = 0.0005
 # Rate, bits per second, and one-way latency, seconds, of each link by its name.
 Links = Mapping[str, tuple[float, float]]
 
-# Function from a scenario and the names of absent devices to a plan and a number of candidates, as `searched`.
-Searched = Callable[[Scenario, frozenset[str]], tuple[Plan, int]]
+# Time in which a search looks at a candidate plan: for any plan, and for each microbatch in each stage, seconds. Fitted
+# to six searches on clusters of 2 to 5 devices, on one core: 8 % off in the median, 47 % at most.
+CANDIDATE_S, MICROBATCH_S = 0.00077, 0.000012
+
+# Function from a scenario and names of absent devices to a plan and the estimated time of the search, as `searched`.
+Searched = Callable[[Scenario, frozenset[str]], tuple[Plan, float]]
 
 
 class Portfolio:
@@ -36,11 +40,11 @@ class Portfolio:
         search: Function that searches for a plan.
 
     Attributes:
-        candidates: Number of plans that all searches so far have looked at.
+        searching_s: Estimated time of all searches so far on a usual machine, seconds.
     """
 
     def __init__(self, scenario: Scenario, search: Searched) -> None:
-        self.candidates = 0
+        self.searching_s = 0.0
         self._search = search
         self._scenario = scenario
         self._plans: dict[Plan, None] = {}
@@ -63,10 +67,10 @@ class Portfolio:
         self._covered.append((links, away))
         there = with_links(self._scenario, links)
         try:
-            found, candidates = self._search(there, away)
+            found, searching_s = self._search(there, away)
         except InputError:
             return
-        self.candidates += candidates
+        self.searching_s += searching_s
         self._add(found, with_found_orders(found, there))
 
     def add(self, plan: Plan) -> None:
@@ -87,7 +91,7 @@ class Portfolio:
 
 @dataclass(frozen=True)
 class _Counting(Objective):
-    """The throughput, with a count of the candidates that are scored."""
+    """The throughput, with the candidates that are scored."""
 
     scored: list[Plan] = field(default_factory=list)
 
@@ -96,8 +100,8 @@ class _Counting(Objective):
         return super().score(plan, step_s, scenario)
 
 
-def searched(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, int]:
-    """Return the plan that `search` finds without the devices in ``away``, and the number of candidates it looked at.
+def searched(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, float]:
+    """Return the plan that `search` finds without the devices in ``away``, and the search's estimated time, seconds.
 
     Links have their declared rates.
 
@@ -110,7 +114,9 @@ def searched(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Pl
     cluster = Cluster(devices, tuple(replace(link, trace=None) for link in scenario.cluster.links))
     steady = Scenario(scenario.name, cluster, scenario.model, scenario.training, effects=scenario.effects)
     objective = _Counting()
-    return search(steady, objective, without=away), len(objective.scored)
+    found = search(steady, objective, without=away)
+    parts = sum(len(each.stages) * len(each.microbatches) for plan in objective.scored for each in plan.pipelines)
+    return found, CANDIDATE_S * len(objective.scored) + MICROBATCH_S * parts
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
@@ -118,7 +124,7 @@ def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
     return searched(scenario, away)[0]
 
 
-def searched_once(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, int]:
+def searched_once(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Plan, float]:
     """Return the result of `searched`, kept for later calls, since several runs of a bench need the same plan."""
     devices, links = scenario.cluster.devices, scenario.cluster.links
     steady = tuple(replace(link, trace=None) for link in links)
@@ -134,7 +140,7 @@ def _searched(
     training: Training,
     effects: Effects,
     away: frozenset[str],
-) -> tuple[Plan, int]:
+) -> tuple[Plan, float]:
     """Return the result of `searched`, cached by the parts of the scenario that a search uses."""
     return searched(Scenario(name, Cluster(devices, links), model, training, effects=effects), away)
 

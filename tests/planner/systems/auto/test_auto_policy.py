@@ -140,7 +140,7 @@ def test_plans_keep_the_batch(name: str) -> None:
     assert {decision.plan.global_batch for decision in run(scenario, start, "auto", 400.0).decisions} <= {16}
 
 
-def finds_nothing(scenario: Scenario, away: frozenset[str]) -> tuple[Plan, int]:
+def finds_nothing(scenario: Scenario, away: frozenset[str]) -> tuple[Plan, float]:
     raise InputError("no split fits", valid="another model")
 
 
