@@ -11,6 +11,9 @@ from hypothesis import settings
 from executor.control import node_agent
 from tests.helpers.processes.warm_agents import WarmAgents
 
+# Four workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
 _FEW_EXAMPLES = 20
 
