@@ -6,13 +6,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from executor.control import node_agent
 from tests.helpers.processes.warm_agents import WarmAgents
 
 # Four workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Examples have no deadline, and may be slow to draw: any other process of the machine can delay them.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
 _FEW_EXAMPLES = 20

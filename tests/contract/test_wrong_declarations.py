@@ -92,7 +92,7 @@ FACTORS = st.floats(math.log(0.2), math.log(5)).map(math.exp)
 LATENCIES_S = st.floats(0.01, 0.1)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.tuples(FACTORS, FACTORS), st.tuples(LATENCIES_S, LATENCIES_S))
 def test_a_simulated_policy_decides_by_the_true_links(
     factors: tuple[float, float], latencies_s: tuple[float, float]

@@ -19,7 +19,7 @@ EXACT = 1e-9
 WORKERS = st.integers(1, 5)
 MICROBATCHES = st.integers(1, 12)
 TIMES_S = st.floats(1e-2, 10)
-MANY = settings(deadline=None, max_examples=60)
+MANY = settings(max_examples=60)
 
 
 def measured(
@@ -122,7 +122,7 @@ def test_zb_h2_and_zb_v_idle_only_until_the_first_activation_comes(
     assert found.bubble_ratio == pytest.approx(expected, rel=EXACT, abs=EXACT)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(WORKERS, st.integers(1, 6), TIMES_S, TIMES_S)
 def test_no_schedule_idles_more_than_gpipe(
     workers: int, microbatches: int, forward_s: float, backward_s: float

@@ -246,31 +246,31 @@ def assert_lawful(record: RunRecord) -> None:
         law(record)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(STEADY))
 def test_runs_on_steady_links_break_no_law(case: tuple[Scenario, Plan]) -> None:
     assert_lawful(Simulator().run(*case, None, steps=2))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(SWAYING))
 def test_runs_on_traces_break_no_law(case: tuple[Scenario, Plan]) -> None:
     assert_lawful(Simulator().run(*case, None, steps=2))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(with_effects(st.one_of(STEADY, SWAYING))))
 def test_runs_with_effects_break_no_law(case: tuple[Scenario, Plan]) -> None:
     assert_lawful(Simulator().run(*case, None, steps=2))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(orders(without_waiting(with_faults(with_effects(st.one_of(STEADY, SWAYING))))))
 def test_runs_with_faults_and_updates_break_no_law(case: tuple[Scenario, Plan]) -> None:
     assert_lawful(Simulator().run(*case, None, steps=3))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.one_of(STEADY, SWAYING))
 def test_runs_with_transfers_that_block_break_no_law(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
@@ -288,7 +288,7 @@ def test_runs_with_transfers_that_block_break_no_law(case: tuple[Scenario, Plan]
                 assert end_s <= event.start_s * (1 + 1e-14) or start_s >= event.end_s * (1 - 1e-14)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(orders(on_traces(BASE)))
 def test_a_lone_message_takes_exactly_what_the_trace_carries_while_it_passes(case: tuple[Scenario, Plan]) -> None:
     record = Simulator().run(*case, None, steps=2)
@@ -300,7 +300,7 @@ def test_a_lone_message_takes_exactly_what_the_trace_carries_while_it_passes(cas
             assert carried(tables, each.begin_s, each.end_s) == pytest.approx(each.bits, rel=EXACT, abs=rounding)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(orders(st.one_of(on_shared_links(replicated()), on_traces(on_shared_links(replicated())))))
 def test_a_shared_link_is_full_as_long_as_anything_waits_for_it(case: tuple[Scenario, Plan]) -> None:
     # Every path is one link here: whoever shares it, none of its rate is lost.
@@ -313,7 +313,7 @@ def test_a_shared_link_is_full_as_long_as_anything_waits_for_it(case: tuple[Scen
             assert carried(tables, start_s, end_s) == pytest.approx(bits, rel=1e-8, abs=rounding)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(orders(st.one_of(STEADY, SWAYING)))
 def test_every_action_takes_what_the_profile_says(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

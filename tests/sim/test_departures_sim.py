@@ -132,7 +132,7 @@ def test_without_a_policy_all_wait_for_the_process_or_for_the_new_one(backup_eve
     assert slept_s - longest_s <= later_s <= slept_s + longest_s
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     leaves=st.lists(
         st.tuples(st.integers(0, 3), st.floats(0, 20), st.sampled_from([0.3, 0.5, 4.0, 30.0, inf])), max_size=3

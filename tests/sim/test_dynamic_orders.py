@@ -166,7 +166,7 @@ def splitting(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
     return dynamic(draw(cases), draw(SPLITTING))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(folded())
 def test_on_steady_links_devices_come_to_the_orders_that_the_planner_foresees(case: Case) -> None:
     scenario, plan = case
@@ -195,7 +195,7 @@ RUNS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(RUNS)
 def test_whatever_the_times_nobody_waits_for_ever_and_limits_hold(case: Case) -> None:
     scenario, plan = case
@@ -217,7 +217,7 @@ def computed(record: RunRecord) -> list[Event]:
     return [event for event in record.events if event.kind is EventKind.COMPUTE]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(jittered(st.one_of(chains(), replicated())))
 def test_the_same_bytes_pass_as_with_a_fixed_order(case: Case) -> None:
     counts = []
@@ -233,7 +233,7 @@ def test_the_same_bytes_pass_as_with_a_fixed_order(case: Case) -> None:
     assert counts[0] == counts[1]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(jittered(st.one_of(splitting(chains()), folded())))
 def test_a_device_never_idles_while_something_is_ready_and_allowed(case: Case) -> None:
     scenario, plan = case
@@ -304,7 +304,7 @@ def ready_times_s(record: RunRecord, plan: Plan) -> dict[tuple[str, int, int], f
     return ready_s
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(folded())
 def test_a_plan_that_the_planner_refuses_for_its_memory_is_refused_before_anything_runs(case: Case) -> None:
     scenario, plan = case

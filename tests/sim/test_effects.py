@@ -133,7 +133,7 @@ def windows_bps(effects: NetworkEffects, round_trip_s: float, connections: int) 
     return connections * 8 * effects.window_bytes / round_trip_s if round_trip_s else math.inf
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(RATE_EFFECTS, SIZES_BYTES, RATES_BPS, TIMES_S, TIMES_S, st.integers(1, 8))
 def test_a_constant_line_takes_payload_share_and_windows(
     effects: NetworkEffects, size_bytes: int, rate_bps: float, there_s: float, back_s: float, connections: int
@@ -148,7 +148,7 @@ def test_a_constant_line_takes_payload_share_and_windows(
         assert (there.start_s, there.end_s) == (1.0, pytest.approx(1.0 + crossing_s, rel=EXACT))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(RATE_EFFECTS, SIZES_BYTES, rising_traces(), TIMES_S, st.integers(1, 8))
 def test_a_trace_takes_payload_share_and_windows(
     effects: NetworkEffects, size_bytes: int, trace: LinkTrace, latency_s: float, connections: int
@@ -167,7 +167,7 @@ def test_a_trace_takes_payload_share_and_windows(
         assert there.end_s == pytest.approx(1.0 + float(table.time_to_send([wire_bits], 1.0)[0]), rel=EXACT)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(RATE_EFFECTS, SIZES_BYTES, SIZES_BYTES, RATES_BPS, TIMES_S, st.integers(1, 8))
 def test_messages_that_share_a_link_take_payload_share_and_windows(
     effects: NetworkEffects, one_bytes: int, other_bytes: int, rate_bps: float, latency_s: float, connections: int
@@ -221,7 +221,7 @@ def with_curve(link: Link, curve: SizeCurve) -> Link:
     return replace(link, size_curve=curve)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CURVES, SIZES_BYTES, RATES_BPS, SHARES, SHARES, st.integers(1, 4), st.one_of(st.none(), rising_traces()))
 def test_a_message_of_a_size_goes_no_faster_than_the_curve(
     curve: SizeCurve,
@@ -247,7 +247,7 @@ def test_a_message_of_a_size_goes_no_faster_than_the_curve(
     assert there_send.end_s == pytest.approx(1.0 + float(slowed.time_to_send([8 * size_bytes], 1.0)[0]), rel=1e-8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CURVES, SIZES_BYTES, SIZES_BYTES, RATES_BPS, SHARES, st.integers(1, 4))
 def test_on_a_shared_link_each_size_has_its_own_ceiling(
     curve: SizeCurve, one_bytes: int, other_bytes: int, rate_bps: float, share: float, connections: int
@@ -263,7 +263,7 @@ def test_on_a_shared_link_each_size_has_its_own_ceiling(
 # --- ready notice ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SIZES_BYTES, RATES_BPS, st.floats(0, 5), st.floats(0, 5))
 def test_a_message_waits_for_the_receivers_notice(
     size_bytes: int, rate_bps: float, there_s: float, back_s: float
@@ -305,7 +305,7 @@ def test_the_notices_of_later_steps_are_there_before_they_are_needed(notice: boo
 # --- cold start -----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     SIZES_BYTES,
     RATES_BPS,
@@ -349,7 +349,7 @@ def test_messages_wait_for_the_window_of_their_connections(
 # --- latency --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 10)), min_size=2, max_size=8),
     st.integers(100, 2000),
@@ -392,7 +392,7 @@ def test_sender_and_receiver_do_nothing_else_during_a_transfer() -> None:
     assert computed(free, "F", "device-1") == [(2.5, 4.5), (8.5, 10.5)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.one_of(chains(), replicated()), st.booleans(), st.sampled_from([NetworkEffects(), BY_EVENTS]))
 def test_evaluator_and_simulator_agree_on_transfers_that_block(
     case: tuple[Scenario, Plan], blocks: bool, network: NetworkEffects
@@ -446,7 +446,7 @@ def durations_s(record: RunRecord) -> dict[tuple[str, str, int, int, int], float
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(replicated(), st.floats(0, 1), st.lists(st.floats(0.2, 5), min_size=18, max_size=18))
 def test_every_action_has_its_overhead_and_a_stragglers_takes_longer(
     case: tuple[Scenario, Plan], overhead_s: float, factors: list[float]
@@ -473,7 +473,7 @@ def progress(times_s: Sequence[float], speeds: Sequence[float], start_s: float, 
 SPEEDS = st.one_of(st.just(0.0), st.floats(0.1, 4))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(chains(), st.lists(st.tuples(st.floats(0.1, 20), SPEEDS), max_size=8), st.floats(0.1, 4), st.floats(0.3, 3))
 def test_a_slowed_device_moves_on_as_its_speed_says(
     case: tuple[Scenario, Plan], pieces: list[tuple[float, float]], last: float, factor: float

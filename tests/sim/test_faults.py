@@ -130,7 +130,7 @@ def first_chance(faults: Sequence[Absence | Hang], ready_s: float, duration_s: f
     raise AssertionError("the last presence lasts for ever")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     faults_of_one_device(),
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
@@ -251,7 +251,7 @@ def with_zeros(link: Link, faults: Sequence[Fault], horizon_s: float) -> Link:
     return replace(link, trace=LinkTrace(cuts_s, rates_bps, lasts_s, latencies_s, loops=False))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     outages(
         st.one_of(

@@ -177,7 +177,7 @@ def cuts(draw: st.DrawFn) -> Plan:
 TRACE = LinkTrace(np.array([0.0, 3.0, 5.0, 9.0]), np.array([8e6, 1e6, 0.0, 2e6]), 12.0)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     start=cuts(),
     plans=st.dictionaries(st.integers(0, 4), cuts(), max_size=4),
@@ -223,7 +223,7 @@ def assert_in_time(record: RunRecord, moved: Sequence[Event]) -> None:
                 assert event.start_s >= move.end_s - 1e-9
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(start=cuts(), plans=st.dictionaries(st.integers(0, 4), cuts(), max_size=3), duration_s=st.floats(0.5, 60))
 def test_a_duration_gives_the_run_of_so_many_steps(start: Plan, plans: dict[int, Plan], duration_s: float) -> None:
     scenario = layers_on_three()

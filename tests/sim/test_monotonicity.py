@@ -115,7 +115,7 @@ def relieved(draw: st.DrawFn, scenario: Scenario) -> Scenario:
 # --- fixed orders, links of one's own: exactly ----------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(hampered(st.one_of(BASE, on_traces(BASE))), st.data())
 def test_with_a_fixed_order_nothing_that_helps_makes_anything_later(case: Case, data: st.DataObject) -> None:
     scenario, plan = without_latency_traces(case[0]), case[1]
@@ -134,7 +134,7 @@ def test_with_a_fixed_order_nothing_that_helps_makes_anything_later(case: Case, 
     assert not late
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(chains(), st.data())
 def test_blocking_transfers_leave_it_so_on_steady_links(case: Case, data: st.DataObject) -> None:
     scenario = replace(case[0], effects=Effects(compute=ComputeEffects(transfers_block=True)))
@@ -147,7 +147,7 @@ def test_blocking_transfers_leave_it_so_on_steady_links(case: Case, data: st.Dat
 
 # Powers of two: other factors round, and two things of one moment then come one after the other, which a device that
 # chooses sees.
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.one_of(BASE, on_shared_links(replicated())),
     st.sampled_from(["scheduled", "dynamic"]),
@@ -187,7 +187,7 @@ def quicker(model: ModelProfile, factor: float) -> ModelProfile:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.one_of(BASE, on_shared_links(replicated())), st.sampled_from(["scheduled", "dynamic"]), st.data())
 def test_what_helps_hurts_at_most_by_the_number_of_devices_and_links(
     case: Case, order: str, data: st.DataObject
@@ -283,7 +283,7 @@ def test_jitter_costs_a_single_device_nothing_in_the_mean() -> None:
     assert mean_s == pytest.approx(simulated_s(scenario, plan), abs=4 * error_s)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.one_of(BASE, on_shared_links(replicated())), st.integers(0, 2**63), st.sampled_from(["scheduled", "dynamic"]))
 def test_the_same_seed_gives_the_same_log_and_another_one_another(case: Case, seed: int, order: str) -> None:
     scenario, plan = case[0], in_order(case[1], order)

@@ -38,7 +38,7 @@ def simulated_s(scenario: Scenario, plan: Plan) -> float:
 # --- closed forms ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     stages=st.integers(1, 6),
     microbatches=st.integers(1, 12),
@@ -120,7 +120,7 @@ def dapple_cases(draw: st.DrawFn) -> tuple[Scenario, Plan, list[float], list[flo
     return scenario, plan, forwards_s, backwards_s, microbatches
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(dapple_cases())
 def test_the_makespan_is_dapples_with_links_that_carry_both_ways_at_once(
     case: tuple[Scenario, Plan, list[float], list[float], int],
@@ -130,7 +130,7 @@ def test_the_makespan_is_dapples_with_links_that_carry_both_ways_at_once(
     assert simulated_s(scenario, plan) == pytest.approx(expected_s, rel=EXACT)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(dapple_cases())
 def test_dapples_published_recursion_is_never_quicker(
     case: tuple[Scenario, Plan, list[float], list[float], int],
@@ -141,7 +141,7 @@ def test_dapples_published_recursion_is_never_quicker(
     assert simulated_s(scenario, plan) <= published_s * (1 + EXACT)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(dapple_cases())
 def test_dapples_published_recursion_is_exact_where_transfers_take_no_time(
     case: tuple[Scenario, Plan, list[float], list[float], int],
@@ -217,7 +217,7 @@ def _ends_on(
     return ends
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(link_traces(), st.floats(0, 100), st.floats(1, 1e9))
 def test_a_lone_flow_takes_what_the_traces_integral_says(trace: LinkTrace, start_s: float, bits: float) -> None:
     # A bit more or less, since one that leaves just as an outage begins may round to its other side.
@@ -240,7 +240,7 @@ def swaying_links(draw: st.DrawFn) -> Link:
 MESSAGES = st.tuples(st.floats(0, 50), st.floats(1, 1e6))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(swaying_links(), st.lists(MESSAGES, min_size=2, max_size=8))
 def test_virtual_time_shares_a_link_as_progressive_filling_does(
     link: Link, messages: list[tuple[float, float]]
@@ -248,7 +248,7 @@ def test_virtual_time_shares_a_link_as_progressive_filling_does(
     ends_s(*((start_s, [link], bits) for start_s, bits in messages))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(swaying_links(), st.lists(MESSAGES, min_size=1, max_size=8))
 def test_whole_messages_queue_as_lindley_says(link: Link, messages: list[tuple[float, float]]) -> None:
     """Each begins when it has come and the one before it has left."""
@@ -267,7 +267,7 @@ def test_whole_messages_queue_as_lindley_says(link: Link, messages: list[tuple[f
         assert _ends_on(make, flows) == pytest.approx(expected, rel=1e-8)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(swaying_links(), st.lists(MESSAGES, min_size=1, max_size=8))
 def test_a_packet_waits_until_all_bytes_before_it_have_left(link: Link, messages: list[tuple[float, float]]) -> None:
     assert link.trace is not None
@@ -324,21 +324,21 @@ def test_shares_follow_a_trace() -> None:
 # --- the evaluator --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(st.one_of(chains(), with_packets(chains())))
 def test_the_evaluator_and_the_simulator_agree_on_chains(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(st.one_of(replicated(), with_packets(replicated())))
 def test_the_evaluator_and_the_simulator_agree_on_replicas_with_gradient_sums(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(simulated_s(scenario, plan), rel=EXACT)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(replicated(), st.integers(1, 3))
 def test_each_pair_sends_what_the_programs_say_in_every_step(case: tuple[Scenario, Plan], steps: int) -> None:
     scenario, plan = case

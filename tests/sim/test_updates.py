@@ -146,7 +146,7 @@ def test_a_bound_larger_than_the_round_trip_costs_nothing() -> None:
     assert begins_s(bound, "device-0") == [0, 1, 2.5, 3.5, 5, 6]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["asgd-ga", "ma"]),
     st.floats(0.01, 10),
@@ -259,7 +259,7 @@ def by_recursion(case: Case) -> tuple[list[list[Fraction]], dict[tuple[int, int]
     return begins, updates
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(exchanges(), st.sampled_from(ORDERS))
 def test_begins_arrivals_and_staleness_are_those_of_a_recursion(case: Case, order: str) -> None:
     scenario, plan = two_regions(
@@ -281,7 +281,7 @@ def test_begins_arrivals_and_staleness_are_those_of_a_recursion(case: Case, orde
     assert found == updates
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(exchanges(), st.integers(0, 3))
 def test_nobody_runs_ahead_of_what_it_has_received_by_more_than_the_bound(case: Case, bound: int) -> None:
     # Updates come in rounds of `every` steps: between two of them the bound can be exceeded by the rest of a round.
@@ -366,7 +366,7 @@ def cut_twice(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     return scenario, layered_plan(scenario, pipelines)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cut_twice(), st.sampled_from(["asgd", "asgd-ga", "ma"]), st.integers(1, 3), st.none() | st.integers(0, 2))
 def test_every_layer_crosses_once_an_exchange_and_replicas_inside_sum_in_every_step(
     case: tuple[Scenario, Plan], method: str, every: int, bound: int | None
@@ -464,7 +464,7 @@ def test_a_run_whose_updates_never_arrive_names_those_who_wait(order: str) -> No
         simulated((gone, replace(plan, order=order)), steps=3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(exchanges())
 def test_a_policy_that_decides_nothing_delays_nobody_who_waits_for_updates(case: Case) -> None:
     scenario, plan = two_regions(

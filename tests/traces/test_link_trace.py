@@ -3,7 +3,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.strategies.trace_strategies import link_traces
@@ -23,7 +23,6 @@ def rounding_bits(trace: LinkTrace, until_s: float) -> float:
     return 64 * float(np.spacing(bits) + np.spacing(until_s) * trace.bandwidth_bps.max()) + 1e-9
 
 
-@settings(deadline=None)
 @given(link_traces(), st.floats(0, 5e3), st.floats(1, 1e12))
 def test_the_time_to_send_is_when_the_bits_have_passed(trace: LinkTrace, start_s: float, bits: float) -> None:
     needed_s = float(trace.time_to_send(bits, start_s))
@@ -34,7 +33,6 @@ def test_the_time_to_send_is_when_the_bits_have_passed(trace: LinkTrace, start_s
     assert float(trace.bits_between(start_s, start_s + needed_s)) == pytest.approx(bits, abs=slack)
 
 
-@settings(deadline=None)
 @given(link_traces(), st.floats(0, 5e3), st.floats(0, 5e3))
 def test_the_bits_of_a_stretch_need_no_longer_than_it(trace: LinkTrace, start_s: float, length_s: float) -> None:
     end_s = start_s + length_s
@@ -46,7 +44,6 @@ def test_the_bits_of_a_stretch_need_no_longer_than_it(trace: LinkTrace, start_s:
     assert float(trace.bits_between(start_s, start_s + needed_s)) == pytest.approx(bits, abs=slack)
 
 
-@settings(deadline=None)
 @given(
     link_traces(),
     st.lists(st.floats(0, 5e3), min_size=1, max_size=5),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.strategies.trace_strategies import link_traces
@@ -9,7 +9,6 @@ from traces.resample import merged, resampled
 from traces.trace import LinkTrace
 
 
-@settings(deadline=None)
 @given(link_traces(with_latency=True), st.floats(0.01, 1.5))
 def test_every_window_keeps_its_bits(trace: LinkTrace, share: float) -> None:
     step_s = trace.duration_s * share

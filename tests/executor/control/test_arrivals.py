@@ -52,7 +52,7 @@ def _key(event: Event, source: str, target: str, stage: int) -> tuple[object, ..
     return source, target, event.step, event.action, event.pipeline, stage, event.microbatch
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(chains())
 def test_the_simulators_arrivals_come_back(case: tuple) -> None:
     scenario, plan = case[:2]

@@ -283,7 +283,7 @@ def failing(error: Exception) -> Prepare:
     return fail
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(values=st.lists(st.integers(0, 2), min_size=1, max_size=5))
 def test_ranks_agree_exactly_if_all_say_the_same(values: list[int]) -> None:
     outcomes = meet([stating(value) for value in values])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.recovery.checkpoint_file import DamagedError, read_header, read_row
@@ -40,7 +40,6 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
         assert torch.equal(found.row(layer), row + 10)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_a_file_it_is_read_as_it_was_written_or_not_at_all(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

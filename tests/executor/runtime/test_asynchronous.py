@@ -121,7 +121,7 @@ def deliver(pipelines: Pipelines, recursion: Recursion, pair: tuple[int, int]) -
 # --- in one process ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_timing_follows_the_recursion(data: st.DataObject, code: ModelCode) -> None:
     samples = data.draw(st.sampled_from([(6, 6), (9, 3), (5, 3, 4)]))

@@ -88,7 +88,7 @@ def test_every_schedule_trains_as_one_process(
     assert_equal(train_on_all_ranks(scenario, plan, STEPS), train_in_one_process(scenario, STEPS))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_placement_without_a_fixed_order(data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=4)))

@@ -171,7 +171,7 @@ def test_both_parts_make_a_whole(
     torch.testing.assert_close(gradients(split_layer), gradients(whole_layer), rtol=close, atol=close)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from(["F", "I", "W", "B"]), max_size=60), st.integers(1, 5), st.booleans(), st.integers(0, 9)
 )

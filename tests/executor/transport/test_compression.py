@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.transport.wire_format import pack, unpack
@@ -29,7 +29,6 @@ def round_trip(compression: str, values: torch.Tensor) -> torch.Tensor:
 
 
 @compressions
-@settings(deadline=None)
 @given(values=rows())
 def test_the_size_is_what_the_planner_says(compression: str, values: torch.Tensor) -> None:
     packed = pack(compression, values, len(values))
@@ -40,13 +39,11 @@ def test_the_size_is_what_the_planner_says(compression: str, values: torch.Tenso
     assert unpacked.shape == (values.numel(),)
 
 
-@settings(deadline=None)
 @given(values=rows(st.floats(width=32)))
 def test_without_compression_every_bit_stays(values: torch.Tensor) -> None:
     assert torch.equal(round_trip("none", values).view(torch.int32), values.view(torch.int32))
 
 
-@settings(deadline=None)
 @given(values=rows(st.floats(-(2.0**127), 2.0**127, width=32)))
 def test_bf16_is_off_by_at_most_half_its_last_digit(values: torch.Tensor) -> None:
     found = round_trip("bf16", values)
@@ -64,7 +61,6 @@ def test_bf16_rounds_ties_to_even(value: float, expected: float) -> None:
     assert round_trip("bf16", torch.tensor([[value]])).item() == expected
 
 
-@settings(deadline=None)
 @given(values=rows())
 def test_int8_is_off_by_at_most_half_a_127th_of_the_largest(values: torch.Tensor) -> None:
     found = round_trip("int8", values).double()
@@ -73,7 +69,6 @@ def test_int8_is_off_by_at_most_half_a_127th_of_the_largest(values: torch.Tensor
     assert bool((found[values == 0] == 0).all())
 
 
-@settings(deadline=None)
 @given(values=rows(finite))
 def test_int8_keeps_each_sample_by_itself(values: torch.Tensor) -> None:
     together = round_trip("int8", values)
@@ -81,7 +76,6 @@ def test_int8_keeps_each_sample_by_itself(values: torch.Tensor) -> None:
     assert torch.equal(together, alone)
 
 
-@settings(deadline=None)
 @given(numbers=st.lists(st.integers(-127, 127), min_size=1, max_size=20), exponent=st.integers(-60, 60))
 def test_int8_keeps_whole_multiples_of_the_scale(numbers: list[int], exponent: int) -> None:
     # With 127 among them, the scale is a power of two, or next to one.
@@ -104,7 +98,6 @@ def test_what_is_not_finite_shows_at_the_other_end(compression: str, bad: float)
 
 
 @compressions
-@settings(deadline=None)
 @given(values=rows(st.floats(width=32)))
 def test_the_same_values_make_the_same_bytes(compression: str, values: torch.Tensor) -> None:
     assert torch.equal(pack(compression, values, len(values)), pack(compression, values.clone(), len(values)))

@@ -98,7 +98,7 @@ def test_two_stages_by_hand(scenario: Scenario, files: MeasuredFiles) -> None:
 stage_kinds = st.tuples(st.sampled_from((A100, V100)), st.sampled_from((1, 2, 4)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_equal_pipelines_of_one_layer_a_stage_equal_the_formula(
     scenario: Scenario, files: MeasuredFiles, data: st.DataObject

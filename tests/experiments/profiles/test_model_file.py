@@ -51,7 +51,7 @@ def read_back(path: Path, name: str) -> ModelProfile:
     return model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_measured_layers(data: st.DataObject) -> None:
     names = data.draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
@@ -71,7 +71,7 @@ def test_a_file_that_is_json_stays_json(tmp_path: Path) -> None:
     assert read_back(path, "m").layers[0].times["one"].forward_s == (1.0,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.builds(LayerWork, NAMES, FLOP, BYTES, BYTES, BYTES), min_size=1, max_size=4))
 def test_counted_layers(layers: list[LayerWork]) -> None:
     with TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.reproductions.executed.execution import (
@@ -18,7 +18,6 @@ from traces.generators.presets import preset
 STEPS = 4
 
 
-@settings(deadline=None)
 @given(smaller=st.sampled_from([1.0, 2.0, 16.0]), quicker=st.floats(0.5, 20.0), seed=st.integers(0, 20))
 def test_all_takes_so_many_times_less(smaller: float, quicker: float, seed: int) -> None:
     scenario = chain_scenario(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.adapt.migration import backup_holders, migration_between
@@ -37,7 +37,6 @@ def test_nobody_keeps_what_a_device_alone_holds() -> None:
     assert backup_holders(plan) == {}
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
 def test_any_one_device_may_leave_where_there_are_several_stages_or_replicas(
     widths: list[int], data: st.DataObject

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.adapt.migration import LayerTransfer, Migration, migration_between, migration_time_s
@@ -86,7 +86,6 @@ def held(plan: Plan) -> set[tuple[str, int]]:
     }
 
 
-@settings(deadline=None)
 @given(placements(), placements())
 def test_everybody_gets_what_is_missing_once_from_somebody_who_holds_it(old: Plan, new: Plan) -> None:
     migration = migration_between(old, new, scenario())

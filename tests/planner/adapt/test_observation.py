@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.adapt.observation import PROBE_BYTES, WINDOW_STEPS, Observer, PathObservation, probe_turn
@@ -31,7 +31,6 @@ def test_busy_time_is_the_union_of_the_sends() -> None:
     assert path.rate_bps == 50.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), min_size=1, max_size=10))
 def test_busy_time_counts_each_moment_once(intervals: list[tuple[int, int]]) -> None:
     events = [send(float(start), float(start + length)) for start, length in intervals]
@@ -55,7 +54,6 @@ def test_the_least_delay_of_the_last_steps_is_the_propagation_delay() -> None:
     assert path == PathObservation("a", "b", 10, ((90.0, 90.5),), 1.0)
 
 
-@settings(deadline=None)
 @given(
     st.floats(1e6, 1e9),
     st.floats(0.0, 0.2),

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.plan.plan import ALGORITHMS
@@ -15,7 +15,6 @@ REGIONS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
 @given(elements=ELEMENTS, regions=REGIONS, seed=st.integers(0, 2**32 - 1))
 def test_everybody_ends_with_the_sum(algorithm: str, elements: int, regions: list[str], seed: int) -> None:
     before = np.random.default_rng(seed).integers(-1000, 1000, (len(regions), elements))
@@ -25,7 +24,6 @@ def test_everybody_ends_with_the_sum(algorithm: str, elements: int, regions: lis
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
 @given(elements=ELEMENTS, regions=REGIONS)
 def test_each_message_has_one_sender_and_one_receiver(algorithm: str, elements: int, regions: list[str]) -> None:
     lists = exchanges_of_all(algorithm, elements, regions)
@@ -42,7 +40,6 @@ def test_each_message_has_one_sender_and_one_receiver(algorithm: str, elements: 
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
 @given(elements=ELEMENTS, regions=REGIONS)
 def test_the_rounds_of_a_participant_rise(algorithm: str, elements: int, regions: list[str]) -> None:
     for each in exchanges_of_all(algorithm, elements, regions):
@@ -50,7 +47,6 @@ def test_the_rounds_of_a_participant_rise(algorithm: str, elements: int, regions
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(deadline=None)
 @given(elements=ELEMENTS, regions=REGIONS, seed=st.integers(0, 2**32 - 1))
 def test_rounding_leaves_all_with_the_same_bits(algorithm: str, elements: int, regions: list[str], seed: int) -> None:
     before = np.random.default_rng(seed).lognormal(0, 10, (len(regions), elements)).astype(np.float32)

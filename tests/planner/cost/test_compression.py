@@ -44,7 +44,7 @@ def place(event: Event) -> tuple[object, ...]:
     return event.device, event.peer, event.action, event.pipeline, event.stage, event.microbatch, event.step
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(without_waiting(st.one_of(replicated(), on_shared_links(replicated()))), st.sampled_from(COMPRESSIONS))
 def test_only_transfers_between_regions_shrink_and_by_the_rule(case: tuple[Scenario, Plan], compression: str) -> None:
     scenario, plan = case

@@ -1,7 +1,7 @@
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
@@ -14,7 +14,6 @@ def test_plain_depths_are_those_of_1f1b() -> None:
     assert plain_depths(4) == (4, 3, 2, 1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6))
 def test_without_transfers_and_latency_equal_stages_need_plain_depths(compute_s: list[float]) -> None:
     stages = len(compute_s)
@@ -48,7 +47,6 @@ def test_states_that_do_not_fit_leave_no_depth() -> None:
     assert fitting_depths((1,), chain_plan(scenario).pipelines[0].stages, scenario, (1,)) is None
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 40_000))
 def test_fitting_depths_use_what_there_is(width: int, samples: int, memory_bytes: int) -> None:
     scenario = mesh_scenario(width, [1.0], [1.0], memory_bytes=memory_bytes + 1, global_batch=samples)

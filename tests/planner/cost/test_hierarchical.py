@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.synchronisation import all_reduce
@@ -23,7 +23,6 @@ def sent_between(algorithm: str, elements: int, regions: Sequence[str]) -> Count
     return sent
 
 
-@settings(deadline=None)
 @given(ELEMENTS, REGIONS)
 def test_each_region_sends_its_part_to_the_next_one(elements: int, regions: list[str]) -> None:
     order = list(dict.fromkeys(regions))
@@ -37,7 +36,6 @@ def test_each_region_sends_its_part_to_the_next_one(elements: int, regions: list
         assert each == pytest.approx(2 * (count - 1) / count * elements, abs=2 * lanes)
 
 
-@settings(deadline=None)
 @given(ELEMENTS, REGIONS)
 def test_no_ring_sends_less_between_regions(elements: int, regions: list[str]) -> None:
     hierarchical = sent_between("hierarchical", elements, regions).total()
@@ -45,7 +43,6 @@ def test_no_ring_sends_less_between_regions(elements: int, regions: list[str]) -
     assert hierarchical <= sent_between("ring", elements, regions).total()
 
 
-@settings(deadline=None)
 @given(ELEMENTS, REGIONS)
 def test_rounds_are_those_of_the_formula(elements: int, regions: list[str]) -> None:
     counts = Counter(regions).values()

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.synchronisation import all_reduce
@@ -8,7 +8,6 @@ from tests.helpers.processes.carrying_out import exchanges_of_all
 PARTICIPANTS = st.integers(2, 9)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50), PARTICIPANTS)
 def test_what_one_sends_is_what_the_next_one_receives(elements: int, participants: int) -> None:
     lists = exchanges_of_all("ring", elements, ["a"] * participants)
@@ -21,7 +20,6 @@ def test_what_one_sends_is_what_the_next_one_receives(elements: int, participant
             assert exchange.adds == (number < participants - 1)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), PARTICIPANTS)
 def test_each_sends_twice_all_but_one_chunk(elements: int, participants: int) -> None:
     lists = exchanges_of_all("ring", elements, ["a"] * participants)

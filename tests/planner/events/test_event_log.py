@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.events.event import Event, EventKind, in_order, read_events, to_table, write_events
@@ -101,7 +101,6 @@ def test_a_column_for_each_field(events: list[Event]) -> None:
         assert log.columns[name].dtype == (np.float64 if name in TIMES else np.int64)
 
 
-@settings(deadline=None)
 @given(LISTS)
 def test_a_file_holds_the_events(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
     folder = tmp_path_factory.mktemp("events")

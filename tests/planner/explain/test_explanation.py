@@ -107,7 +107,7 @@ def test_figures_of_a_pipeline_that_can_be_counted_by_hand() -> None:
     assert (first.in_flight, first.hiding_depth) == (2, 2)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(0.1, 5), min_size=2, max_size=4),
     st.floats(1e3, 1e6),

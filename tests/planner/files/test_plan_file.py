@@ -39,7 +39,7 @@ PLANS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(plan=PLANS)
 def test_a_plan_and_back(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")

@@ -430,7 +430,7 @@ TRAININGS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     effects=st.builds(Effects, NETWORKS, COMPUTES, MEMORIES),
     faults=st.lists(FAULTS, max_size=4).map(tuple),

@@ -42,7 +42,7 @@ def with_memory(scenario: Scenario, memory_bytes: int) -> Scenario:
 # --- time -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     times_s=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
@@ -68,7 +68,7 @@ def test_the_backward_and_the_input_gradient_take_the_forward_again_and_the_weig
         assert {str(each.action.kind): each.duration_s for each in work} == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     stages=st.integers(2, 5),
     microbatches=st.integers(1, 8),
@@ -92,7 +92,7 @@ def test_equal_stages_take_the_textbook_makespan_of_longer_backwards(
 # --- memory ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     depth=st.integers(1, 6),
     samples=st.integers(1, 5),
@@ -168,7 +168,7 @@ def test_a_split_backward_holds_what_it_recomputed_until_its_weight_gradient() -
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     memory_bytes=st.integers(8000, 40_000),
     samples=st.integers(1, 4),
@@ -195,7 +195,7 @@ def test_fitting_depths_use_what_recomputation_leaves(
             check_plan(plan.with_microbatches(0, pipeline.microbatches, (fitted[0], fitted[1] + 1)), scenario)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     schedule=st.sampled_from(["compact-zb", "zb-h1", "zb-h2", "zb-v", "interleaved-1f1b", "portfolio"]),
     room=st.integers(0, 5),

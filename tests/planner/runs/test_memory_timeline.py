@@ -61,7 +61,7 @@ def scheduled(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) 
     return scenario, plan
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(scheduled(st.one_of(chains(), replicated())))
 def test_the_highest_point_is_the_peak_of_the_order(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
@@ -71,7 +71,7 @@ def test_the_highest_point_is_the_peak_of_the_order(case: tuple[Scenario, Plan])
     assert peaks == pytest.approx(peak_bytes(plan, scenario), abs=1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(scheduled(st.one_of(chains(), replicated())), st.integers(1, 3))
 def test_after_the_last_action_only_what_stands_is_left(case: tuple[Scenario, Plan], steps: int) -> None:
     scenario, plan = case
@@ -91,7 +91,7 @@ def test_after_the_last_action_only_what_stands_is_left(case: tuple[Scenario, Pl
         assert line.held_bytes.min() >= standing[device] - 1e-3
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(scheduled(chains()))
 def test_between_steps_nothing_but_states_is_held(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
@@ -142,7 +142,6 @@ def test_a_split_backward_gives_back_when_its_weight_gradient_is_done() -> None:
 
 
 @given(st.permutations([0.0, 0.0, 1.0]), st.integers(1, 4))
-@settings(deadline=None)
 def test_actions_that_take_no_time_hold_memory_all_the_same(times_s: Sequence[float], microbatches: int) -> None:
     # Layers without a profiled time are read as 0 s.
     forward_s, input_s, weight_s = times_s
@@ -156,7 +155,7 @@ def test_actions_that_take_no_time_hold_memory_all_the_same(times_s: Sequence[fl
         assert memory_timelines(record)["device-0"].held_bytes.min() == 200
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(TIMES_S, min_size=2, max_size=2), st.integers(1, 6), MEMORY)
 def test_partners_hold_what_their_first_device_does(
     times_s: list[float], microbatches: int, memory: MemoryEffects

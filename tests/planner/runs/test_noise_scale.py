@@ -3,7 +3,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,7 +31,6 @@ def truth(population: Array) -> tuple[float, float]:
 
 
 @estimators
-@settings(deadline=None)
 @given(data=st.data())
 def test_the_mean_over_every_possible_step_is_the_truth(name: str, data: st.DataObject) -> None:
     # Samples drawn with replacement from a few: every step that can happen, each equally likely.
@@ -47,7 +46,6 @@ def test_the_mean_over_every_possible_step_is_the_truth(name: str, data: st.Data
 
 
 @estimators
-@settings(deadline=None)
 @given(batches=batch_sizes, variance=st.floats(0, 1e3), squared_gradient=st.floats(0, 1e3))
 def test_expected_norms_give_the_truth(
     name: str, batches: tuple[int, ...], variance: float, squared_gradient: float
@@ -92,7 +90,6 @@ def spreads(weights: NormWeights, covariance: Array) -> tuple[float, float]:
     return float(variance @ covariance @ variance), float(gradient @ covariance @ gradient)
 
 
-@settings(deadline=None)
 @given(batches=batch_sizes, parameters=st.integers(1, 10**6), signal=st.floats(0, 100))
 def test_no_estimator_varies_less_than_the_minimum(batches: tuple[int, ...], parameters: int, signal: float) -> None:
     covariance = normal_covariance(batches, parameters, signal)
@@ -123,7 +120,6 @@ def test_unequal_batches_make_the_released_weights_vary_more() -> None:
     assert released[1] > 2 * least[1]
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 100), devices=st.integers(2, 9))
 def test_equal_batches_make_the_estimators_equal(size: int, devices: int) -> None:
     released, least = (ESTIMATORS[name]([size] * devices) for name in ("released", "minimum-variance"))
@@ -155,7 +151,6 @@ def test_released_weights_follow_from_the_matrices_written_out() -> None:
         assert result == pytest.approx(inverse @ each / inverse.sum())
 
 
-@settings(deadline=None)
 @given(batches=batch_sizes, data=st.data())
 def test_the_minimum_variance_estimate_of_the_noise_is_never_negative(
     batches: tuple[int, ...], data: st.DataObject
@@ -172,7 +167,6 @@ def test_the_noise_scale_is_in_samples() -> None:
     assert NoiseEstimate(-1.0, 3.0).noise_scale == 0.0
 
 
-@settings(deadline=None)
 @given(
     decay=st.floats(0, 0.99),
     estimates=st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=20),

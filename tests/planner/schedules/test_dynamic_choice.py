@@ -30,7 +30,7 @@ def alone(stages: int, microbatches: int, depth: int, kept: float, staying: floa
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.integers(1, 3),
     st.integers(1, 5),

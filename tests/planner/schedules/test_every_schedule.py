@@ -33,7 +33,7 @@ STRAIGHT = ("1f1b", "compact-zb", "gpipe", "portfolio", "zb-h1", "zb-h2")
 LOOPED = ("compact-zb", "gpipe", "interleaved-1f1b", "portfolio")
 V_SHAPED = ("compact-zb", "gpipe", "portfolio", "zb-v")
 
-examples = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.benches.planning.pipeline_families import Times, problem_of
@@ -15,7 +15,6 @@ def rows(name: str, stages: int, microbatches: int) -> tuple[tuple[Action, ...],
     return tuple(orders.actions(worker) for worker in range(stages))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(QUICK), st.integers(1, 6), st.integers(1, 12))
 def test_torchs_csv_and_back(name: str, stages: int, microbatches: int) -> None:
     ranks = rows(name, stages, microbatches)

@@ -40,7 +40,7 @@ def test_it_is_nearer_to_the_simulator_than_links_of_ones_own() -> None:
     assert np.abs(shared).max() < np.abs(alone).max()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.data())
 def test_links_of_ones_own_are_as_they_were(seed: int, data: st.DataObject) -> None:
     scenario = unlike_scenario(seed, (2, 4), (1, 4), 8)

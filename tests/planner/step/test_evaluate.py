@@ -15,7 +15,7 @@ from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered
 RATES = st.tuples(st.floats(1e3, 1e7), st.floats(0, 3))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(RATES, min_size=1, max_size=6), st.sampled_from(["gpipe", "1f1b", "zb-h1"]))
 def test_many_networks_at_once_are_as_many_alone(networks: list[tuple[float, float]], schedule: str) -> None:
     scenario = chain_scenario([1.0, 2.0, 0.5], [2.0, 3.0, 1.0], global_batch=6)

@@ -86,14 +86,14 @@ def test_a_link_too_slow_to_hide_anything_carries_sums_one_after_the_other() -> 
     assert parts == pytest.approx(whole - 0.02)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(replicated())
 def test_the_evaluator_says_what_the_simulator_does(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     assert step_time_s(plan, scenario) == pytest.approx(makespan_s(Simulator().run(scenario, plan, None, 1)), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(replicated())
 def test_overlap_changes_neither_memory_nor_compute_nor_what_is_summed(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

@@ -29,7 +29,7 @@ def grouped(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     return replace(scenario, model=model), plan
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(grouped())
 def test_partners_do_the_same_and_send_nothing_but_gradients_to_their_like(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

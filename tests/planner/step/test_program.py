@@ -1,7 +1,7 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.core.step_program import Transfer, compile_plan
@@ -12,7 +12,6 @@ from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.integers(1, 200))
 def test_the_intervals_of_a_stage_partition_the_samples(shares: list[float], samples: int) -> None:
     replicas = tuple(Replica(f"device-{i}", share) for i, share in enumerate(shares))
@@ -42,7 +41,6 @@ def replicated(draw: st.DrawFn) -> tuple[Scenario, Plan]:
     return scenario, layered_plan(scenario, [(stages, microbatches)], shares=shares)
 
 
-@settings(deadline=None)
 @given(replicated())
 def test_what_one_device_sends_another_receives_and_nothing_else(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
@@ -58,7 +56,6 @@ def test_what_one_device_sends_another_receives_and_nothing_else(case: tuple[Sce
     assert set(sent) == set(received)
 
 
-@settings(deadline=None)
 @given(replicated())
 def test_each_work_receives_each_of_its_samples_once(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
@@ -76,7 +73,6 @@ def test_each_work_receives_each_of_its_samples_once(case: tuple[Scenario, Plan]
             assert all(each.size_bytes == (each.end - each.first) * sample_bytes for each in work.receives)
 
 
-@settings(deadline=None)
 @given(replicated())
 def test_the_replicas_of_a_stage_do_each_sample_once(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

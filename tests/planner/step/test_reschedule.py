@@ -60,7 +60,7 @@ def layers_per_device(plan: Plan) -> list[dict[tuple[str, ...], int]]:
 # --- another schedule -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(CASES, st.sampled_from(sorted(set(QUICK) - set(TWO_ROUNDS))), st.sampled_from(ORDERS))
 def test_layers_devices_and_microbatches_stay(case: tuple[Scenario, Plan], schedule: str, order: str) -> None:
     scenario, plan = case[0], in_order(case[1], order)
@@ -79,7 +79,7 @@ def test_layers_devices_and_microbatches_stay(case: tuple[Scenario, Plan], sched
     assert with_schedule(made, scenario, schedule, order) == made
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(CASES, st.sampled_from(sorted(TWO_ROUNDS)), st.sampled_from(ORDERS))
 def test_two_rounds_cover_all_layers_once_on_the_same_devices(
     case: tuple[Scenario, Plan], schedule: str, order: str
@@ -124,7 +124,7 @@ def test_depths_of_two_rounds_are_no_limit_to_the_published_orders(
     ]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(CASES, st.sampled_from(sorted(SEARCHING - {"optimal"})))
 def test_searched_orders_keep_to_the_depths_of_the_plan(case: tuple[Scenario, Plan], schedule: str) -> None:
     scenario, plan = case
@@ -138,7 +138,7 @@ def test_searched_orders_keep_to_the_depths_of_the_plan(case: tuple[Scenario, Pl
                 assert held[action.stage] <= pipeline.stages[action.stage].in_flight
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CASES, st.sampled_from(["1f1b", "gpipe", "zb-h1", "compact-zb"]))
 def test_orders_that_a_plan_carries_take_as_long_as_the_schedule_that_made_them(
     case: tuple[Scenario, Plan], schedule: str
@@ -228,7 +228,7 @@ def two_devices(spare_bytes: int) -> tuple[Scenario, Plan]:
 DAYS = st.lists(st.tuples(st.floats(1e3, 1e8), st.floats(0, 2)), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.sampled_from(sorted(set(QUICK) - set(TWO_ROUNDS))), st.sampled_from(ORDERS), st.integers(0, 30_000), DAYS)
 def test_whatever_the_weather_the_plan_stays_whole(
     schedule: str, order: str, spare_bytes: int, days: list[tuple[float, float]]
@@ -243,7 +243,7 @@ def test_whatever_the_weather_the_plan_stays_whole(
     stays_whole(scenario, plan, days)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.sampled_from(ORDERS), DAYS)
 def test_plans_of_two_stages_a_device_stay_whole_with_room_to_spare(
     order: str, days: list[tuple[float, float]]

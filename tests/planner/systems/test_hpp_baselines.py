@@ -11,7 +11,7 @@ from tests.helpers.scenarios.builders import mesh_scenario
 from tests.helpers.scenarios.hybrid_scenarios import roomy, unlike_scenarios
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(unlike_scenarios())
 def test_the_mean_planner_sees_equal_devices(scenario: Scenario) -> None:
     kinds = [device.kind for device in scenario.cluster.devices]
@@ -24,7 +24,7 @@ def test_the_mean_planner_sees_equal_devices(scenario: Scenario) -> None:
                 assert seen_s == pytest.approx(expected_s / len(kinds))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(unlike_scenarios())
 def test_dapple_shares_out_evenly(scenario: Scenario) -> None:
     (pipeline,) = make_plan("dapple", roomy(scenario)).pipelines
@@ -52,7 +52,7 @@ def test_gpipe_leaves_out_devices_that_no_layer_is_left_for() -> None:
     assert [stage.replicas[0].device for stage in pipeline.stages] == ["device-0", "device-1"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(unlike_scenarios())
 def test_hetpipes_workers_share_the_batch_and_no_device(scenario: Scenario) -> None:
     scenario = roomy(scenario)

@@ -33,7 +33,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-@settings(deadline=None)
 @given(scenarios(), st.sampled_from(NAMES))
 def test_plans_hold_every_layer_and_keep_the_global_batch(scenario: Scenario, name: str) -> None:
     devices = len(scenario.cluster.devices)
@@ -51,7 +50,6 @@ def test_plans_hold_every_layer_and_keep_the_global_batch(scenario: Scenario, na
         assert sorted(plan.devices) == sorted(device.name for device in scenario.cluster.devices)
 
 
-@settings(deadline=None)
 @given(scenarios())
 def test_megatron_gives_every_pipeline_a_sample_or_says_what_batch_it_needs(scenario: Scenario) -> None:
     devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
@@ -95,7 +93,6 @@ def test_ddp_accumulates_over_the_fewest_microbatches_that_fit() -> None:
     assert make_plan("ddp", scenario).pipelines[0].microbatches == (9, 8, 8)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 30))
 def test_ddp_fits_wherever_one_sample_on_a_device_does(devices: int, batch: int) -> None:
     scenario = mesh_scenario(devices, [1.0], [1.0], global_batch=batch, memory_bytes=9_000)
@@ -138,7 +135,7 @@ def all_splits(layers: int, devices: int) -> list[list[tuple[int, int, int]]]:
     return splits
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(scenarios(), st.data())
 def test_pipedreams_split_is_as_good_as_the_best_of_all(scenario: Scenario, data: st.DataObject) -> None:
     count, devices = len(scenario.model.layers), len(scenario.cluster.devices)

@@ -26,7 +26,7 @@ from traces.trace import LinkTrace
 
 EXACT = 1e-9
 CEILINGS = st.one_of(st.just(math.inf), st.floats(1e3, 1e10))
-MANY = settings(deadline=None, max_examples=200)
+MANY = settings(max_examples=200)
 
 
 def joined(table: RateTable) -> RateTables:

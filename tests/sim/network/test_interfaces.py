@@ -122,7 +122,7 @@ def fan(case: tuple[list[int], list[int], float], interface_bps: float, *, inwar
     return pairs([*inside, *outside], links, talking, samples=sizes, forward_s=forward_s)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(fans(), st.integers(50, 200_000), st.booleans())
 def test_an_interface_is_shared_max_min(
     case: tuple[list[int], list[int], float], interface_bps: int, inwards: bool
@@ -135,7 +135,7 @@ def test_an_interface_is_shared_max_min(
     assert [ends[index] for index in range(len(rates))] == pytest.approx(expected, rel=EXACT)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(fans(), st.integers(0, 1000), st.booleans())
 def test_an_interface_that_can_never_fill_changes_nothing(
     case: tuple[list[int], list[int], float], more_bps: int, inwards: bool
@@ -150,7 +150,7 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert (epoch_run.network.lines.mode != SHARED).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(fans(), st.booleans())
 def test_one_that_would_fill_only_if_all_sent_at_once_is_looked_at(
     case: tuple[list[int], list[int], float], inwards: bool

@@ -65,7 +65,7 @@ TRACE = LinkTrace(np.array([0.0, 5.0]), np.array([2e4, 8e4]), 10.0)
 SWAYING = LinkTrace(np.array([0.0, 5.0]), np.array([2e4, 8e4]), 10.0, np.array([0.5, 2.0]))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(SIZES_BYTES, JITTERS_S, st.sampled_from([None, TRACE, SWAYING]), WAYS)
 def test_the_last_byte_arrives_later_on_every_kind_of_line(
     size_bytes: int, jitter_s: float, trace: LinkTrace | None, network: NetworkEffects
@@ -93,7 +93,7 @@ def test_a_small_message_does_not_overtake_a_large_one(network: NetworkEffects) 
     assert [event.end_s for event in received] == pytest.approx([there_s])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     SIZES_BYTES,
     st.floats(1e-4, 0.5),
@@ -136,7 +136,7 @@ def test_a_packet_must_pass_all_links_of_a_path() -> None:
     assert received.end_s == pytest.approx(occupied_s + 0.2 + jitter_delay_s(0.5, 100_000))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(with_packets(st.one_of(chains(), on_traces(chains()), replicated())), st.booleans())
 def test_arithmetic_and_events_agree(case: tuple[Scenario, Plan], blocks: bool) -> None:
     scenario, plan = case
@@ -149,7 +149,7 @@ def test_arithmetic_and_events_agree(case: tuple[Scenario, Plan], blocks: bool) 
     assert ends_s[0] == pytest.approx(ends_s[1], rel=1e-7)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(with_packets(with_effects(chains())))
 def test_what_only_training_knows_changes_no_event(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case

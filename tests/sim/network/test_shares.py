@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.kernel.events import Flow
@@ -27,7 +27,6 @@ def networks(draw: st.DrawFn) -> tuple[list[Flow], dict[str, float]]:
     return flows, {link: rate for link, rate in capacity_bps.items() if link in taken}
 
 
-@settings(deadline=None)
 @given(networks())
 def test_no_link_carries_more_than_it_can_and_every_flow_has_a_bottleneck(
     network: tuple[list[Flow], dict[str, float]],
@@ -70,7 +69,6 @@ def test_an_outage_stops_those_who_cross_it_alone() -> None:
     assert max_min_rates([flow("ab"), flow("a")], {"a": 10.0, "b": 0.0}) == pytest.approx([0.0, 10.0])
 
 
-@settings(deadline=None)
 @given(networks())
 def test_who_came_first_has_the_links_as_if_alone(network: tuple[list[Flow], dict[str, float]]) -> None:
     flows, capacity_bps = network

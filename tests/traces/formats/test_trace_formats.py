@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.helpers.strategies.trace_strategies import link_traces
 from traces.common.errors import InputError
@@ -15,19 +15,16 @@ def trace_of(times_s: list[float], rates_bps: list[float], duration_s: float) ->
     return LinkTrace(np.array(times_s), np.array(rates_bps), duration_s)
 
 
-@settings(deadline=None)
 @given(link_traces(with_latency=True, loops=True))
 def test_csv_round_trips_exactly(trace: LinkTrace) -> None:
     assert csv_units.read(csv_units.write(trace)) == trace
 
 
-@settings(deadline=None)
 @given(link_traces(loops=True))
 def test_iperf3_round_trips_exactly(trace: LinkTrace) -> None:
     assert iperf3_json.read(iperf3_json.write(trace)) == trace
 
 
-@settings(deadline=None)
 @given(link_traces(loops=True))
 def test_cooked_round_trips_with_equal_neighbours_merged(trace: LinkTrace) -> None:
     read, whole = cooked.read(cooked.write(trace)), merged(trace)
@@ -50,7 +47,6 @@ def test_mahimahi_round_trips_exactly_and_keeps_any_window_to_a_packet(seed: int
     assert np.abs(difference).max() <= mahimahi.PACKET_BITS + 1
 
 
-@settings(deadline=None)
 @given(link_traces())
 def test_exactly_one_format_recognises_what_a_writer_wrote(trace: LinkTrace) -> None:
     for written in FORMATS.values():

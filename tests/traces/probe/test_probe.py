@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.networks.responders import free_port, server
@@ -117,7 +117,6 @@ def test_arrivals_survive_the_way_to_the_other_end(trace: LinkTrace) -> None:
     assert again.times_s == pytest.approx(found.times_s, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["times_s", "totals_bytes", "end_s", "complete"]), JSON_VALUES)
     | st.fixed_dictionaries(
@@ -134,7 +133,6 @@ def test_arrivals_from_elsewhere_make_sense_or_are_an_error(message: dict[str, A
     assert rate_bps is None or rate_bps >= 0
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["direction", "bytes", "seconds", "connections"]), JSON_VALUES))
 def test_an_order_from_elsewhere_is_bounded_or_refused(message: dict[str, Any]) -> None:
     try:

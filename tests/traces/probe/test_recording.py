@@ -61,7 +61,7 @@ def test_a_recording_is_a_trace(samples: list[tuple[float, Sample]]) -> None:
 
 
 # Each example is cut off at all of its bytes, and each cut is synchronised with the disk.
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(STEPS_S, SAMPLES), min_size=1, max_size=4), SAMPLES)
 def test_cut_off_at_any_byte_it_is_readable_and_goes_on(samples: list[tuple[float, Sample]], more: Sample) -> None:
     with temporary_file() as path:

@@ -16,7 +16,7 @@ from tests.helpers.scenarios.hybrid_scenarios import roomy, unlike_scenarios
 from traces.common.errors import InputError
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(unlike_scenarios())
 def test_plans_fit_or_nothing_does(scenario: Scenario) -> None:
     try:
@@ -34,7 +34,7 @@ def test_plans_fit_or_nothing_does(scenario: Scenario) -> None:
         assert sum(replica.share for replica in stage.replicas) == max(pipeline.microbatches)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(unlike_scenarios())
 def test_the_round_of_the_plan_is_no_longer_than_that_of_the_other_form(scenario: Scenario) -> None:
     scenario = roomy(scenario)

@@ -1,6 +1,6 @@
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.systems.asteroid.stage_costs import allocate
@@ -40,7 +40,6 @@ def groups(draw: st.DrawFn) -> tuple[int, list[list[float]], list[int]]:
     return samples, times_s, most
 
 
-@settings(deadline=None)
 @given(groups())
 def test_all_samples_are_placed_within_memory_and_no_single_move_helps(
     group: tuple[int, list[list[float]], list[int]],

@@ -43,7 +43,7 @@ RULES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(unlike_scenarios(), st.integers(1, 4), st.integers(1, 8), RULES)
 def test_no_split_is_better(scenario: Scenario, samples: int, microbatches: int, rules: HybridRules) -> None:
     devices = scenario.cluster.devices

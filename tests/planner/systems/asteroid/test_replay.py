@@ -79,7 +79,7 @@ def test_a_pipeline_without_devices_is_refused() -> None:
         replay(plan, scenario, ["device-0"])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(unlike_scenarios(), st.data())
 def test_what_is_left_holds_everything_or_it_is_refused(scenario: Scenario, data: st.DataObject) -> None:
     try:
@@ -99,7 +99,7 @@ def test_what_is_left_holds_everything_or_it_is_refused(scenario: Scenario, data
     assert (after.global_batch, after.pipelines[0].microbatches) == (plan.global_batch, plan.pipelines[0].microbatches)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(unlike_scenarios(), st.data())
 def test_backups_hold_what_replay_needs(scenario: Scenario, data: st.DataObject) -> None:
     scenario = roomy(scenario)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.systems.asteroid.round_latency import NO_STEPS, RoundStep, dominant_step, prepend, round_latency_s
@@ -19,7 +19,6 @@ def rounds(draw: st.DrawFn) -> list[RoundStep]:
     return steps
 
 
-@settings(deadline=None)
 @given(rounds(), st.integers(1, 40), st.booleans())
 def test_prepending_steps_gives_the_definition(steps: list[RoundStep], microbatches: int, duplex: bool) -> None:
     tail = NO_STEPS
@@ -28,7 +27,6 @@ def test_prepending_steps_gives_the_definition(steps: list[RoundStep], microbatc
     assert tail.latency_s == pytest.approx(round_latency_s(steps, microbatches, duplex))
 
 
-@settings(deadline=None)
 @given(rounds(), st.integers(1, 40))
 def test_the_correction_only_shortens_and_only_where_transfers_dominate(
     steps: list[RoundStep], microbatches: int

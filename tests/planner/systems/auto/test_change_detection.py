@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.systems.auto.forecast import PageHinkley
@@ -25,7 +25,6 @@ def first_change(detector: PageHinkley, values: "np.ndarray[tuple[int], np.dtype
     return next((index for index, state in enumerate(states(detector, values)) if state.changed), None)
 
 
-@settings(deadline=None)
 @given(series, positive, positive)
 def test_page_hinkley_is_the_distance_from_the_extreme_of_the_cumulative_sum(
     values: list[float], slack: float, threshold: float
@@ -45,7 +44,6 @@ def test_page_hinkley_is_the_distance_from_the_extreme_of_the_cumulative_sum(
     assert (said == ((up > threshold) | (down > threshold)))[clear].all()
 
 
-@settings(deadline=None)
 @given(series, positive)
 def test_a_mirrored_series_changes_the_other_way(values: list[float], slack: float) -> None:
     ahead = states(PageHinkley(slack=slack, threshold=1.0), values)

@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 GENERATE = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pool_scenarios())
 def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scenario: Scenario) -> None:
     device_classes = device_classes_of(scenario.cluster)
@@ -42,7 +42,7 @@ def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scen
     }
 
 
-@settings(deadline=None, max_examples=30, phases=GENERATE)
+@settings(max_examples=30, phases=GENERATE)
 @given(pool_scenarios())
 def test_mixes_take_every_sample_and_no_device_two_times(scenario: Scenario) -> None:
     for mix in find_mixes(device_classes_of(scenario.cluster), scenario):
@@ -61,7 +61,7 @@ def test_mixes_take_every_sample_and_no_device_two_times(scenario: Scenario) -> 
         assert plan.global_batch == scenario.training.global_batch
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(pool_scenarios(), st.integers(1, 96))
 def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scenario, samples: int) -> None:
     for template in find_templates(device_classes_of(scenario.cluster), scenario, scenario.training.global_batch):
@@ -71,7 +71,7 @@ def test_another_number_of_microbatches_is_taken_only_if_it_helps(scenario: Scen
         assert retimed(best, scenario, samples).pipeline_s <= best.pipeline_s * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pool_scenarios(), st.integers(1, 4), st.integers(1, 16))
 def test_no_template_is_below_the_bounds(scenario: Scenario, pipelines: int, microbatch: int) -> None:
     device_classes = device_classes_of(scenario.cluster)
@@ -85,7 +85,7 @@ def test_no_template_is_below_the_bounds(scenario: Scenario, pipelines: int, mic
             assert template.round_trip_s >= alone_s * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=6, phases=GENERATE)
+@settings(max_examples=6, phases=GENERATE)
 @given(pool_scenarios(most=16))
 def test_the_plan_is_possible_and_better_than_those_of_the_baselines(scenario: Scenario) -> None:
     try:
@@ -105,7 +105,7 @@ def test_the_plan_is_possible_and_better_than_those_of_the_baselines(scenario: S
         assert own_s <= step_time_s(other, scenario) * 1.001, name
 
 
-@settings(deadline=None, max_examples=3)
+@settings(max_examples=3)
 @given(pool_scenarios())
 def test_a_kind_without_times_is_refused(scenario: Scenario) -> None:
     unknown = replace(scenario.cluster.devices[0], kind="unheard-of")

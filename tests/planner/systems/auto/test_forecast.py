@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.benches.fidelity.hand_made import SHARED
@@ -33,7 +33,6 @@ def test_what_is_declared_stands_until_something_is_seen() -> None:
     assert link.samples == (LinkSample(5e7, 0.03, 2.0),)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.8e8, 1.2e8), min_size=1, max_size=200))
 def test_a_rate_that_sways_little_is_one_regime(rates_bps: list[float]) -> None:
     link = LinkForecast(1e8, 0.02)
@@ -105,7 +104,6 @@ def test_the_rate_of_a_shared_link_is_found_whatever_is_declared(factor: float) 
             assert rate_bps == pytest.approx(120e6, rel=0.01)
 
 
-@settings(deadline=None)
 @given(st.floats(1e5, 1e9), st.floats(0.0, 0.2))
 def test_forecast_paths_are_links_as_they_would_be_declared(rate_bps: float, latency_s: float) -> None:
     scenario = chain_scenario([0.1, 0.1], [0.2, 0.2])

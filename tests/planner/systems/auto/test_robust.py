@@ -33,7 +33,7 @@ def swaying(rates_bps: list[float], latencies_s: list[float], piece_s: float, *,
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(RATES_BPS, st.floats(0, 2), st.floats(5, 400), st.floats(0, 0.99), st.floats(1, 100))
 def test_a_loop_over_the_windows_finds_the_same(
     rates_bps: list[float], latency_s: float, piece_s: float, quantile: float, window_s: float
@@ -58,7 +58,7 @@ def test_a_loop_over_the_windows_finds_the_same(
     assert min(abs(each_s - judged_s) for each_s in steps_s) <= tolerance_s
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.floats(1e4, 1e7), st.floats(0, 2), st.floats(0, 0.99), st.booleans())
 def test_on_a_constant_trace_it_is_the_steady_step(
     rate_bps: float, latency_s: float, quantile: float, loops: bool

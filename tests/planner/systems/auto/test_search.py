@@ -48,7 +48,7 @@ def test_a_change_of_a_group_leaves_the_others() -> None:
     assert changed.pipelines == tuple(plan.pipelines[at] for at in (2, 1, 0, 3))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=2, max_size=2), st.booleans())
 def test_moves_keep_layers_samples_and_devices(count: int, width: list[int], alike: bool) -> None:
     stages = [(2, width[0], 1), (4, width[1], 1)]
@@ -66,7 +66,7 @@ def test_moves_keep_layers_samples_and_devices(count: int, width: list[int], ali
         assert other != plan
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.lists(st.floats(1e-3, 1e-1), min_size=4, max_size=4), st.integers(1, 9), st.integers(1, 30))
 def test_the_local_search_is_never_worse_and_asks_no_more_than_it_may(
     times_s: list[float], batch: int, evaluations: int
@@ -83,7 +83,7 @@ def test_the_local_search_is_never_worse_and_asks_no_more_than_it_may(
     assert len(asked) <= max(1, evaluations)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(1, 6), st.sampled_from([400, 4_000_000]))
 def test_the_quick_judge_is_exact_with_few_devices(microbatches: int, parameters: int) -> None:
     scenario = eight_devices(parameters=parameters)

@@ -38,7 +38,7 @@ def test_pipelines_of_one_and_two_devices_by_hand() -> None:
     assert [count_pipelines(1, 5), count_pipelines(2, 1), count_pipelines(2, 3)] == [1, 3, 3 + 2 * 2]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_the_dynamic_programme_finds_the_best_of_all_pipelines(seed: int, microbatch: int) -> None:
     scenario = unlike_scenario(seed, (1, 3), (1, 5), 12)

@@ -186,7 +186,7 @@ def test_fewer_samples_than_devices_are_left_alone() -> None:
     assert CannikinPolicy(scenario).decide(observed(scenario, plan), plan) is None
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.floats(0.3, 4), min_size=2, max_size=4), st.integers(16, 120))
 def test_what_it_settles_on_is_never_slower(factors: list[float], batch: int) -> None:
     scenario = equal_devices(len(factors), batch=batch, stragglers=dict(enumerate(factors)))

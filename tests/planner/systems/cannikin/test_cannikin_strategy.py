@@ -66,7 +66,7 @@ def test_sums_overlap_with_backward_in_buckets(name: str) -> None:
     assert len(plan.pipelines[0].stages) == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(5e-4, 5e-3), min_size=2, max_size=4),
     st.sampled_from([SLOW_BPS, 2e9, 2e10, FAST_BPS]),
@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_fit_at_once_is_cut_into_the_fewest_microbatches()
         assert make_plan(name, scenario).pipelines[0].microbatches == (9, 8, 8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(UNEVEN),
     st.lists(st.floats(1e-4, 1e-2), min_size=1, max_size=5),

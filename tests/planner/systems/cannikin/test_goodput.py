@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.systems.cannikin.goodput import (
@@ -21,7 +21,6 @@ def gain(batch: float, first: float, noise: float) -> float:
     return batch / first * statistical_efficiency(batch, first, noise)
 
 
-@settings(deadline=None)
 @given(BATCHES, BATCHES, st.floats(1e-3, 1e6), st.floats(1e-3, 1e3))
 def test_the_gain_is_adascales(batch: float, first: float, noise: float, squared_gradient: float) -> None:
     # As AdaScale writes it: the variance of the mean gradient of a batch of B_0, and the squared gradient.
@@ -31,7 +30,6 @@ def test_the_gain_is_adascales(batch: float, first: float, noise: float, squared
     assert statistical_efficiency(batch, first, noise) == pytest.approx(expected / scale, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(st.floats(1, 1e3), st.floats(1, 100), NOISE)
 def test_a_larger_batch_is_worth_more_but_never_more_than_its_samples(first: float, scale: float, noise: float) -> None:
     assert 1 - 1e-9 <= gain(scale * first, first, noise) <= scale * (1 + 1e-9)
@@ -43,7 +41,6 @@ def test_all_noise_makes_every_sample_worth_the_same() -> None:
     assert gain(4096, 64, 0.0) == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(0, 10_000), st.integers(2, 60))
 def test_candidates_go_from_the_first_to_the_largest(first: int, more: int, count: int) -> None:
     found = candidate_batches(first, first + more, count)
@@ -57,7 +54,6 @@ def test_candidates_have_equal_ratios() -> None:
     assert len(candidate_batches(64, 16_384)) == 50
 
 
-@settings(deadline=None)
 @given(NOISE, st.floats(1e-3, 1), st.floats(1e-5, 1e-2))
 def test_the_batch_changes_only_for_a_clear_gain(noise: float, fixed_s: float, each_s: float) -> None:
     candidates = candidate_batches(32, 4096, 12)

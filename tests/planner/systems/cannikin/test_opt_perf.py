@@ -43,7 +43,7 @@ def classify_and_solve(batch: float, speeds: list[NodeSpeed], sums: SumTimes) ->
     pytest.fail("the guesses do not settle")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(SPEEDS, min_size=2, max_size=16), SUMS, st.floats(8, 64))
 def test_bisection_finds_what_the_iterative_method_finds(
     speeds: list[NodeSpeed], sums: SumTimes, samples_each: float
@@ -57,7 +57,7 @@ def test_bisection_finds_what_the_iterative_method_finds(
     assert samples == pytest.approx(expected, rel=1e-6)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), SUMS, st.integers(0, 1))
 def test_no_division_into_whole_samples_is_faster(data: st.DataObject, sums: SumTimes, least: int) -> None:
     devices = data.draw(st.integers(1, 4))
@@ -72,7 +72,6 @@ def test_no_division_into_whole_samples_is_faster(data: st.DataObject, sums: Sum
     assert division.time_s == pytest.approx(best_s, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(SPEEDS, min_size=1, max_size=8), SUMS, st.integers(1, 500))
 def test_a_larger_batch_never_takes_less_time(speeds: list[NodeSpeed], sums: SumTimes, batch: int) -> None:
     most = [1000] * len(speeds)
@@ -126,7 +125,6 @@ def test_microbatches_overlap_only_in_the_last_backward() -> None:
     assert device_time_s(8, speed.over_step(3, 0.01), sums) == pytest.approx(expected_s)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.floats(1e-5, 1e-2), st.floats(0, 1e-1))
 def test_a_line_is_found_again(samples: list[int], slope: float, intercept: float) -> None:
     found = fit_line(samples, [slope * each + intercept for each in samples])
@@ -137,7 +135,6 @@ def test_a_line_is_found_again(samples: list[int], slope: float, intercept: floa
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(1e-3, 1)), min_size=1, max_size=9))
 def test_no_line_of_the_same_kind_has_smaller_relative_errors(points: list[tuple[int, float]]) -> None:
     samples, times_s = np.array(points, np.float64).T

@@ -46,7 +46,6 @@ def test_one_point_gives_a_line_through_the_origin_and_two_give_the_line() -> No
     assert [found.forward_s(70), found.backward_s(70)] == pytest.approx([SPEED.forward_s(70), SPEED.backward_s(70)])
 
 
-@settings(deadline=None)
 @given(st.floats(0.1, 10), st.lists(st.integers(1, 60), min_size=1, max_size=5))
 def test_a_device_that_changes_its_speed_is_known_again(factor: float, later: list[int]) -> None:
     learner = SpeedLearner()
@@ -147,7 +146,7 @@ def test_without_buckets_all_sums_come_after_backward() -> None:
     assert seen.first_bucket_share == 1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.floats(1e9, 1e11))
 def test_the_model_is_what_the_simulator_does(samples: list[int], bandwidth_bps: float) -> None:
     scenario, plan = data_parallel(samples, 1, bandwidth_bps)

@@ -120,7 +120,7 @@ def test_where_nobody_is_left_it_waits(scenario: Scenario) -> None:
     assert CloudlessPolicy(scenario).decide(broken, plan) is None
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(sways=st.lists(st.floats(0.98, 1.02), min_size=8, max_size=8))
 def test_jitter_of_a_few_percent_changes_nothing(sways: list[float]) -> None:
     regions = ["north"] * 4 + ["south"] * 4

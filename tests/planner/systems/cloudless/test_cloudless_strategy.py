@@ -52,7 +52,7 @@ def test_a_region_with_half_of_the_data_rents_half_of_the_devices() -> None:
     assert elastic.synchronisation == greedy.synchronisation
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=3), st.data())
 def test_what_is_saved_in_the_simulator_is_what_the_formula_says(widths: list[int], data: st.DataObject) -> None:
     """Sums inside regions are short here, and samples many: what is left is the compute."""
@@ -114,7 +114,6 @@ def test_devices_that_do_not_hold_the_model_are_no_units() -> None:
         make_plan("cloudless", regional_scenario([2, 1], [1, 1], memory_bytes=1000))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(0, 100))
 def test_parts_are_whole_and_close_to_their_proportions(weights: list[float], more: int) -> None:
     total = len(weights) + more

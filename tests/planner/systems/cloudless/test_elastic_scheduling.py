@@ -48,7 +48,7 @@ def test_two_regions_by_hand() -> None:
     assert (elastic.price_per_hour, greedy.price_per_hour) == (10.0, 16.0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(uniform_offers())
 def test_as_many_as_the_formula_says(offers: Offers) -> None:
     elastic = elastic_schedule(offers)
@@ -68,7 +68,7 @@ def cheapest_subset(units: Sequence[Unit], speed: float) -> float:
 
 # Three units at the same price for a sample, of which the large one alone is more than enough.
 @example(RegionOffer(1, (Unit("one", 1.0, 1.0), Unit("other", 1.0, 1.0), Unit("large", 5.0, 5.0))), 4.0)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(mixed_offers(), st.floats(1.0, 20.0))
 def test_unlike_units_are_enough_and_cost_no_more_than_double_the_least(offer: RegionOffer, slack: float) -> None:
     """The bound is that of this rule for covering a demand (Csirik et al., 1991)."""

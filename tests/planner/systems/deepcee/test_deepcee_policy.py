@@ -123,7 +123,7 @@ def test_it_gains_on_a_link_that_drops() -> None:
     assert rates[0] > 1.1 * rates[1]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1)), min_size=1, max_size=8))
 def test_any_weather_leads_to_the_same_plans_that_fit(days: list[tuple[float, float]]) -> None:
     scenario = chain_scenario([0.1, 0.2], [0.2, 0.4], output_bytes=[5000, 0], bandwidth_bps=RATE_BPS, global_batch=12)
@@ -143,7 +143,6 @@ def test_any_weather_leads_to_the_same_plans_that_fit(days: list[tuple[float, fl
 # --- Observed links -----------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.floats(1e3, 1e9), st.floats(0, 2))
 def test_an_observed_path_is_what_the_new_scenario_declares(rate_bps: float, latency_s: float) -> None:
     trace = LinkTrace(np.array([0.0]), np.array([1e6]), 10.0)

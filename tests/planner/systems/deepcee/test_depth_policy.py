@@ -106,7 +106,7 @@ def weather(draw: st.DrawFn) -> tuple[float, float | None]:
     return draw(st.floats(1e3, 1e8)), draw(st.one_of(st.none(), st.floats(-0.01, 2.0)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(weather(), min_size=1, max_size=6),
     st.sampled_from(["1f1b", "gpipe"]),
@@ -150,7 +150,7 @@ def test_gpipe_with_replicas_stays_within_memory() -> None:
         check_plan(decided, scenario)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(weather(), min_size=1, max_size=6))
 def test_the_same_observations_lead_to_the_same_decisions(days: Sequence[tuple[float, float | None]]) -> None:
     scenario = chain_scenario([0.1, 0.2], [0.2, 0.4], output_bytes=[5000, 0], bandwidth_bps=RATE_BPS, global_batch=12)

@@ -33,7 +33,7 @@ def names(scenario: Scenario) -> list[list[list[str]]]:
     return [[[device.name for device in group] for group in area] for area in device_areas(scenario)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.floats(10e9, 100e9),

@@ -16,7 +16,7 @@ def distances(draw: st.DrawFn, least: int, most: int) -> np.ndarray:
     return half + half.T
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(distances(1, 6))
 def test_no_order_has_a_smaller_bottleneck_nor_a_smaller_sum_with_the_same(distance: np.ndarray) -> None:
     order = best_order(distance)
@@ -25,7 +25,7 @@ def test_no_order_has_a_smaller_bottleneck_nor_a_smaller_sum_with_the_same(dista
     assert path_cost(order, distance) == pytest.approx(best)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(distances(MOST_EXACT + 1, MOST_EXACT + 3))
 def test_many_groups_come_once_each_and_not_worse_than_as_they_are(distance: np.ndarray) -> None:
     order = best_order(distance)

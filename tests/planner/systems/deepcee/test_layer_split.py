@@ -67,7 +67,7 @@ def step_s(problem: SplitProblem, bounds: tuple[int, ...], bound_s: float, depth
     return float(trip_s + bound_s)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(problems(), st.sampled_from(["hiding", "plain", "one"]))
 def test_no_cut_is_better(problem: SplitProblem, depth: Depth) -> None:
     stages, layers = len(problem.compute_s), problem.compute_s.shape[1] - 1
