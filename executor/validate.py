@@ -12,7 +12,8 @@ from planner.plan.plan import Plan, Replica
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError, RunError
+from planner.scenario.training import PRECISIONS
+from traces.common.errors import InputError, RunError, find_by_name
 
 
 def check_groups(plan: Plan, scenario: Scenario) -> None:
@@ -64,6 +65,16 @@ def _replicas(plan: Plan) -> Iterator[tuple[int, int, int, Replica]]:
 
 _SIMULATE = "or use 'ropebridge simulate'"
 
+# Precisions of real compute. Gradients in fp16 become zero unless the loss is scaled, which a run does not do.
+_TRAINED = ("fp32", "tf32", "bf16")
+
+
+def check_precision(precision: str, where: str) -> None:
+    """Raise `InputError` for a precision that layers cannot be trained or measured in."""
+    if precision in PRECISIONS and precision not in _TRAINED:
+        raise _unsupported(f"training in {precision}", where, f"choose among {', '.join(_TRAINED)}")
+    find_by_name(precision, dict.fromkeys(_TRAINED), "precision", where=where)
+
 
 def check_supported(
     plan: Plan,
@@ -83,6 +94,7 @@ def check_supported(
     """
     _check_synchronisation(plan)
     if compute == "real":
+        check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
     _check_effects(scenario, compute)
     if emulator == "shaper":

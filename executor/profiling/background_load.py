@@ -33,7 +33,7 @@ class LoadConfig:
     """What a background process trains: the model of the file ``path``, with a microbatch of each size in ``samples``.
 
     Attributes:
-        precision: One of `planner.scenario.training.ELEMENT_BYTES`.
+        precision: One of `planner.scenario.training.PRECISIONS`.
         threads: Number of torch threads of each process.
     """
 
@@ -94,7 +94,7 @@ def main(parent: str) -> None:
     config = LoadConfig(**json.loads(sys.stdin.read()))
     torch.set_num_threads(config.threads)
     training = Training(max(config.samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
-    loaded = load_with_sizes(ModelCode(Path(config.path), config.arguments), training.seed)
+    loaded = load_with_sizes(ModelCode(Path(config.path), config.arguments), training.seed, training.precision)
     print(_READY, flush=True)
     while True:
         for samples in config.samples:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from executor.training.device import synchronize
+from executor.training.device import CPU, synchronize
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.trainable import DataOrder
+from executor.training.precision import autocast, boundary_dtype, shared_copies
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.training import Training
 
@@ -36,13 +37,17 @@ def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
 
     last = len(inputs) - 1
     return [
-        activation_bytes(layer, shape, make, loss if index == last else None)
+        activation_bytes(layer, shape, make, loss if index == last else None, training.precision)
         for index, (layer, shape) in enumerate(zip(loaded.model.layers, inputs, strict=True))
     ]
 
 
 def activation_bytes(
-    layer: nn.Module, inputs: SampleShape | None, make: Callable[[int], torch.Tensor], loss: Loss | None = None
+    layer: nn.Module,
+    inputs: SampleShape | None,
+    make: Callable[[int], torch.Tensor],
+    loss: Loss | None = None,
+    precision: str = "fp32",
 ) -> int:
     """Return the bytes per sample that autograd saves for a layer's backward, without parameters.
 
@@ -51,11 +56,12 @@ def activation_bytes(
         inputs: Shape of the layer's input for one sample; None if the input is the model's data.
         make: Returns the model's data for a number of samples.
         loss: The model's loss function for the last layer; None for other layers.
+        precision: One of `planner.scenario.training.PRECISIONS`.
     """
 
     def saved(count: int) -> int:
         samples = make(count) if inputs is None else torch.randn(count, *inputs.sizes, dtype=inputs.dtype)
-        return _saved_bytes(layer, samples, loss)
+        return _saved_bytes(layer, samples, loss, precision)
 
     return max(0, (saved(_MORE) - saved(_FEW)) // (_MORE - _FEW))
 
@@ -66,7 +72,8 @@ def stage_peak_bytes(
     """Return the peak memory of a forward and backward of one microbatch of ``samples`` samples, in bytes.
 
     The peak includes inputs, activations, gradients of activations and temporaries, but neither parameters nor their
-    gradients. It is measured by torch's allocator; on the CPU it lacks memory that libraries allocate themselves.
+    gradients or copies. It is measured by torch's allocator; on the CPU it lacks memory that libraries allocate
+    themselves.
     """
     sizes, model = loaded.sizes, loaded.model
     first, last = layers[0], layers[-1]
@@ -85,9 +92,10 @@ def stage_peak_bytes(
         module.backward(_MICROBATCH, None if loss is not None else torch.zeros_like(outputs))
 
     module.start_step(recompute=False, splits=False)
-    # The first pass allocates the parameters' gradients.
-    train()
-    peak_bytes = _peak_on_cuda(train, device) if device.type == "cuda" else _peak_on_cpu(train)
+    with shared_copies():
+        # The first pass allocates the parameters' gradients, and their copies in half precision.
+        train()
+        peak_bytes = _peak_on_cuda(train, device) if device.type == "cuda" else _peak_on_cpu(train)
     for layer in chosen:
         layer.zero_grad(set_to_none=True)
     return peak_bytes
@@ -112,7 +120,7 @@ def _peak_on_cpu(work: Callable[[], None]) -> int:
     return max(accumulate((int(each.nbytes()) for each in allocations), initial=0))
 
 
-def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None) -> int:
+def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None, precision: str) -> int:
     own = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
     saved: dict[int, int] = {}
 
@@ -123,10 +131,10 @@ def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None) -> i
         return tensor
 
     entering = inputs.requires_grad_() if inputs.is_floating_point() else inputs
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast(precision, CPU):
         # Keep the outputs until all storages are counted, since the address of freed memory may be reused.
         outputs = layer(entering.clone() if entering.requires_grad else entering)
-        result = outputs if loss is None else loss(outputs)
+        result = outputs.to(boundary_dtype(precision)) if loss is None else loss(outputs)
     total = sum(saved.values())
     del outputs, result
     return total

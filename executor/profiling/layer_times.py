@@ -29,6 +29,7 @@ from executor.training.device import CPU, compute_device, from_payloads, synchro
 from executor.training.models.loading import LoadedModel, SampleShape, load_with_sizes
 from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
+from executor.training.precision import shared_copies
 from executor.training.stage_module import Loss, StageModule
 from executor.transport.rendezvous import connect
 from planner.scenario.training import Training
@@ -105,17 +106,18 @@ def measure_layers(
     ends = (layers[0], layers[-1]) if layers else (0, 0)
     stage = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
     for splits in (False, True):
-        for each in stage:
-            each.module.start_step(recompute=False, splits=splits)
-            # In the first pass torch chooses its algorithms, and memory is allocated.
-            each.records = False
-        _pass(stage, splits, wait_s)
-        for each in stage:
-            each.records = True
-        start_s, passes = time.perf_counter(), 0
-        while passes < repeats or time.perf_counter() < start_s + least_s:
+        with shared_copies():
+            for each in stage:
+                each.module.start_step(recompute=False, splits=splits)
+                # In the first pass torch chooses its algorithms, and memory is allocated.
+                each.records = False
             _pass(stage, splits, wait_s)
-            passes += 1
+            for each in stage:
+                each.records = True
+            start_s, passes = time.perf_counter(), 0
+            while passes < repeats or time.perf_counter() < start_s + least_s:
+                _pass(stage, splits, wait_s)
+                passes += 1
     for each in stage:
         each.module.start_step(recompute=False, splits=False)
         each.rule.clear_gradients()
@@ -254,7 +256,7 @@ def main(agent: str, folder: str) -> None:
     torch.set_num_threads(threads_of_a_rank(len(plan.devices)))
     connect(ControlStore(client), rank, len(plan.devices), "profile")
     assert scenario.code is not None, "a profile needs code"
-    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
     name = plan.devices[rank]
     device = compute_device(scenario.cluster.by_name[name].kind, "real")
     # Start together, so that each rank measures while the other ranks compute, as in training.

@@ -18,6 +18,7 @@ from executor.training.device import compute_device
 from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel
 from executor.training.noise_scale import NoiseMeasuringCompute
+from executor.training.precision import boundary_dtype, use_tensor_cores
 from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
@@ -67,7 +68,7 @@ class RankConfig:
         """Return the format of messages between stages under a plan."""
         if self.run.compute == "paced":
             return UncheckedWire()
-        return CompressedWire(plan.compression, self.scenario.cluster)
+        return CompressedWire(plan.compression, self.scenario.cluster, boundary_dtype(self.scenario.training.precision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def build_context(
     group = None
     if model is not None and is_connected:
         group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))
+    use_tensor_cores(training.precision)
     clock = RunClock()
     compute: Compute = PacedCompute(clock, scenario.effects.compute)
     if model is not None:

@@ -216,7 +216,7 @@ class Rank:
         assert code is not None, "the launcher has checked this"
 
         def load() -> tuple[LoadedModel, Facts]:
-            model = load_with_sizes(code, seed)
+            model = load_with_sizes(code, seed, scenario.training.precision)
             return model, model_facts(model.sizes, scenario.model)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value

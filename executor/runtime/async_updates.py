@@ -32,9 +32,7 @@ from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
-
-# Gradients and parameters are float32.
-_ELEMENT_BYTES = 4
+from planner.scenario.training import FLOAT32_BYTES
 
 
 @dataclass(eq=False)
@@ -197,7 +195,7 @@ class PipelineUpdates:
         elements = self._elements(*layers)
         tag = update_tag(self._exchanges, layers[0])
         if self._device != leader and elements:
-            return self._transport.post(leader, tag, elements * _ELEMENT_BYTES).wait().view(torch.float32)
+            return self._transport.post(leader, tag, elements * FLOAT32_BYTES).wait().view(torch.float32)
         values = self._parameters(layers).gradients()
         for other in others if elements else ():
             self._transport.send(other, tag, values.view(torch.uint8), self._clock.now_s())
@@ -207,7 +205,7 @@ class PipelineUpdates:
         return self._compute.flat_parameters(*layers, self._elements(*layers))
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
-        return self._model.parameter_bytes(first_layer, end_layer) // _ELEMENT_BYTES
+        return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES
 
     def _send(self, edge: UpdateEdge, step: int, values: torch.Tensor, now_s: float) -> None:
         header = torch.frombuffer(bytearray(HEADER.pack(self._known.get(edge.receiver, 0))), dtype=torch.uint8)

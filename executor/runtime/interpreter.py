@@ -63,8 +63,7 @@ class Interpreter:
         if current.step in self._posted:
             return
         order = action_order(current, self._scenario, self._clock, self._group)
-        element_bytes = self._scenario.training.element_bytes
-        self._posted[current.step] = PostedStep(current, order, self._transport, element_bytes)
+        self._posted[current.step] = PostedStep(current, order, self._transport)
         if self._probes is not None:
             self._probes.post(current)
         self._norms.post(current)
@@ -89,19 +88,20 @@ class Interpreter:
         if current.program.overlaps:
             overlapped = OverlappedAllReduce(self._exchange, self._clock, current, posted)
             complete = overlapped.complete
-        while (upcoming := posted.order.next()) is not None:
-            work, idle_since_s = upcoming
-            self._post_ahead(current.step + 1, following)
-            inputs, arrived_s = self._take_inputs(current, work, posted, idle_since_s)
-            done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
-            # Send before all else, since another device may wait for the message.
-            for transfer, payload in zip(work.sends, done.outputs, strict=True):
-                self._send(current, transfer, payload, done.end_s)
-            posted.order.finish(work)
-            late_s = self._compute.late_s
-            self._log(
-                current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s, late_s)
-            )
+        with self._compute.passes():
+            while (upcoming := posted.order.next()) is not None:
+                work, idle_since_s = upcoming
+                self._post_ahead(current.step + 1, following)
+                inputs, arrived_s = self._take_inputs(current, work, posted, idle_since_s)
+                done = self._compute.run(work, inputs, ready_s=max(ready_s, arrived_s), complete=complete)
+                # Send before all else, since another device may wait for the message.
+                for transfer, payload in zip(work.sends, done.outputs, strict=True):
+                    self._send(current, transfer, payload, done.end_s)
+                posted.order.finish(work)
+                late_s = self._compute.late_s
+                self._log(
+                    current, current.program.compute_event(current.step, work.action, done.start_s, done.end_s, late_s)
+                )
         self._post_ahead(current.step + 1, following)
         if overlapped is not None:
             self._compute.wait_until(overlapped.finish())

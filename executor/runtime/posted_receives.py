@@ -15,6 +15,7 @@ from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import sync_tag, transfer_tag
 from planner.cost.synchronisation import UpdateEdge
+from planner.scenario.training import FLOAT32_BYTES
 
 # Header of an update: the number of the receiver's steps whose updates the sender had applied when it began the first
 # step of the update.
@@ -33,7 +34,7 @@ class PostedStep:
         exchanges: The receives of gradient sums, by first layer and round.
     """
 
-    def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport, element_bytes: int) -> None:
+    def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport) -> None:
         self.order = order
         self.transfers: dict[Transfer, RecvHandle] = {}
         self.exchanges: dict[tuple[int, int], RecvHandle] = {}
@@ -48,7 +49,7 @@ class PostedStep:
             for exchange in sync.exchanges(program.device):
                 if exchange.receive_from is not None:
                     key = (sync.first_layer, exchange.round)
-                    size_bytes = exchange.receive_elements * element_bytes
+                    size_bytes = exchange.receive_elements * FLOAT32_BYTES
                     source = sync.devices[exchange.receive_from]
                     self.exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)
 

@@ -1,6 +1,7 @@
 """Paced compute: a rank sleeps for the profiled time of each action instead of computing."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +100,10 @@ class PacedCompute:
         largest = max((transfer.size_bytes for work in program.work for transfer in work.sends), default=0)
         if largest > self._zeros.numel():
             self._zeros = torch.zeros(largest, dtype=torch.uint8)
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Return a context without effect."""
+        return nullcontext()
 
     def run(
         self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]

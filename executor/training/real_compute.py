@@ -1,6 +1,7 @@
 """Real compute: a rank trains its stages of the user's model, by torch's autograd and optimizers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
 
@@ -16,6 +17,7 @@ from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.trainable import DataOrder, TensorParallelModel
 from executor.training.optimizer import UpdateRule, group_squared_norm
+from executor.training.precision import shared_copies
 from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
@@ -171,6 +173,10 @@ class RealCompute:
         self._local.clear()
         self._losses.clear()
         self._rule.clear_gradients()
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Return a context for all actions of a step, which share copies of the parameters in half precision."""
+        return shared_copies()
 
     def run(
         self, work: Work, inputs: Sequence[torch.Tensor], *, ready_s: float, complete: Callable[[int], None]

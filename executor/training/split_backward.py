@@ -173,6 +173,7 @@ class WeightStore:
         self._deferred: dict[int, list[_Deferred]] = {}
         self._current: list[_Deferred] | None = None
         self._installed: list[nn.Module] = []
+        self._converted: dict[Splittable, torch.Tensor] = {}
 
     def install(self, modules: Iterable[nn.Module]) -> None:
         """Replace the ``forward`` of each linear layer and convolution by one whose backward can be split."""
@@ -224,9 +225,22 @@ class WeightStore:
                 if buckets is not None:
                     buckets.added(parts.weight)
 
+    def converted(self, parts: Splittable, dtype: torch.dtype) -> torch.Tensor:
+        """Return a module's weight in the type of the computation; a copy is kept until `clear`.
+
+        Not by autocast, which would give the copy to other modules too although it has no graph. A backward that itself
+        is differentiated needs a copy with a graph, which is not kept.
+        """
+        if parts.weight.dtype == dtype or torch.is_grad_enabled():
+            return parts.weight.to(dtype)
+        if parts not in self._converted:
+            self._converted[parts] = parts.weight.detach().to(dtype)
+        return self._converted[parts]
+
     def clear(self) -> None:
-        """Drop everything that was deferred."""
+        """Drop everything that was deferred, and the converted weights, which the optimizer may have changed."""
         self._deferred = {}
+        self._converted = {}
 
     def defer(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> bool:
         """Inside `deferring`, store what a weight gradient is computed from; return whether it is stored."""
@@ -249,23 +263,23 @@ class _Split(torch.autograd.Function):
         parts: Splittable,
         store: WeightStore,
     ) -> torch.Tensor:
+        # The weight too, so that torch notices if it is changed before the backward.
         ctx.save_for_backward(inputs, weight)
         ctx.parts, ctx.store = parts, store
-        # Not by autocast, which would cache these copies for later uses although they have no graph.
         dtype = inputs.dtype
-        return parts.forward(inputs, weight.to(dtype), None if bias is None else bias.to(dtype))
+        return parts.forward(inputs, store.converted(parts, dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = gradients
-        inputs, weight = ctx.saved_tensors
+        inputs, _ = ctx.saved_tensors
         parts: Splittable = ctx.parts
         store: WeightStore = ctx.store
         of_inputs, of_weight, of_bias, *_ = ctx.needs_input_grad
-        found = parts.input_gradient(gradient, inputs, weight.to(inputs.dtype)) if of_inputs else None
+        found = parts.input_gradient(gradient, inputs, store.converted(parts, inputs.dtype)) if of_inputs else None
         later = not of_weight or store.defer(parts, gradient, inputs)
-        now = None if later else parts.weight_gradient(gradient, inputs).to(weight.dtype)
-        return found, now, parts.bias_gradient(gradient).to(weight.dtype) if of_bias else None, None, None
+        now = None if later else parts.weight_gradient(gradient, inputs).to(parts.weight.dtype)
+        return found, now, parts.bias_gradient(gradient).to(parts.weight.dtype) if of_bias else None, None, None
 
 
 def _forward(

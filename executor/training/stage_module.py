@@ -1,7 +1,7 @@
 """Forward and backward (whole or split) of one stage's layers, for several microbatches in flight."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
+from executor.training.precision import autocast, boundary_dtype
 from executor.training.split_backward import GradBucketHooks, WeightStore
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -33,7 +34,7 @@ class StageModule:
     """Runs consecutive layers forward and backward, and keeps each microbatch from its forward to its backward.
 
     Args:
-        precision: One of `planner.scenario.training.ELEMENT_BYTES`.
+        precision: One of `planner.scenario.training.PRECISIONS`.
         copies_inputs: Whether a layer changes its inputs in place, so that the layers must get a copy.
     """
 
@@ -42,7 +43,7 @@ class StageModule:
     ) -> None:
         self._layers = nn.Sequential(*layers).to(device)
         self._device = device
-        self._precision = precision
+        self._precision, self._dtype = precision, boundary_dtype(precision)
         self._copies_inputs = copies_inputs
         self._recompute = False
         self._store = WeightStore()
@@ -65,14 +66,14 @@ class StageModule:
             self._store.remove()
 
     def forward(self, microbatch: int, inputs: torch.Tensor, loss: Loss | None = None) -> torch.Tensor:
-        """Return the layers' outputs, or their loss, as a detached float32 tensor.
+        """Return the layers' outputs in the type of `boundary_dtype`, or their loss as float32, as a detached tensor.
 
         Args:
             microbatch: Index of the microbatch, which its backward must give too.
             inputs: The inputs, which are kept; they must require a gradient if the previous stage needs it.
             loss: The model's loss function; None for the outputs.
         """
-        with _autocast(self._precision, self._device):
+        with autocast(self._precision, self._device):
             if self._recompute:
                 # Inside autocast, so that the recomputation has the same precision.
                 outputs: torch.Tensor = checkpoint(self._run, inputs, loss, use_reentrant=False)
@@ -118,13 +119,9 @@ class StageModule:
 
     def _run(self, inputs: torch.Tensor, loss: Loss | None) -> torch.Tensor:
         with self._store.paused():
-            outputs: torch.Tensor = self._layers(inputs.clone() if self._copies_inputs else inputs)
-            # Outputs leave a stage as float32 in any precision.
-            return outputs.float() if loss is None else loss(outputs).float()
-
-
-def _autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    if precision == "fp32":
-        return nullcontext()
-    assert precision == "bf16-mixed", precision
-    return torch.autocast(device.type, torch.bfloat16)
+            outputs = inputs.clone() if self._copies_inputs else inputs
+            *inner, last = self._layers
+            for layer in inner:
+                outputs = layer(outputs).to(self._dtype)
+            outputs = last(outputs)
+            return outputs.to(self._dtype) if loss is None else loss(outputs).float()

@@ -29,7 +29,8 @@ def pack(compression: str, values: torch.Tensor, samples: int) -> torch.Tensor:
 
     Args:
         compression: One of `planner.plan.plan.COMPRESSIONS`.
-        values: A float32 tensor of any shape; the values of a sample are contiguous, and samples are equally large.
+        values: A tensor of any shape and floating-point type; the values of a sample are contiguous, and samples are
+            equally large.
         samples: Number of samples, at least 1.
 
     Returns:
@@ -38,25 +39,26 @@ def pack(compression: str, values: torch.Tensor, samples: int) -> torch.Tensor:
     assert compression in COMPRESSIONS, compression
     rows = values.reshape(samples, -1)
     if compression == "int8":
-        return _pack_int8(rows)
+        return _pack_int8(rows.to(torch.float32))
     if compression == "bf16":
         rows = rows.to(torch.bfloat16)
     return rows.contiguous().view(torch.uint8).view(-1)
 
 
-def unpack(compression: str, payload: torch.Tensor, samples: int) -> torch.Tensor:
-    """Return the values as a one-dimensional float32 tensor, which may share memory with ``payload``.
+def unpack(compression: str, payload: torch.Tensor, samples: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the values as a one-dimensional tensor of type ``dtype``, which may share memory with ``payload``.
 
     Args:
         compression: The compression that `pack` was given.
         payload: The result of `pack`, in memory aligned to 4 bytes.
         samples: Number of samples in the payload.
+        dtype: The type of the values that `pack` was given.
     """
     if compression == "int8":
         scales, numbers = _int8_parts(payload, samples)
         # Convert first: torch takes twenty times as long to multiply int8 by float32.
-        return numbers.to(torch.float32).mul_(scales).view(-1)
-    return payload.view(torch.bfloat16 if compression == "bf16" else torch.float32).to(torch.float32)
+        return numbers.to(torch.float32).mul_(scales).view(-1).to(dtype)
+    return payload.view(torch.bfloat16 if compression == "bf16" else dtype).to(dtype)
 
 
 def _pack_int8(values: torch.Tensor) -> torch.Tensor:
@@ -98,9 +100,6 @@ NO_MESSAGE = 2**31 - 1
 # Upper bounds: of the microbatches of a stage, and of the rounds of a gradient sum (2(n - 1) in a ring of n devices).
 _MOST_MICROBATCHES = 1 << 16
 _MOST_ROUNDS = 1 << 12
-
-# Payloads are float32.
-_ELEMENT_BYTES = 4
 
 
 def transfer_tag(step: int, transfer: Transfer) -> int:
@@ -158,14 +157,20 @@ class UncheckedWire:
 
 
 class CompressedWire:
-    """Sends float32 payloads, compressed between regions, and refuses payloads whose size differs from the plan's.
+    """Sends payloads, compressed between regions, and refuses payloads whose size differs from the plan's.
 
     gloo would abort the receiving process if a message were larger than its posted receive.
+
+    Args:
+        compression: One of `planner.plan.plan.COMPRESSIONS`.
+        cluster: The cluster, whose regions determine which messages are compressed.
+        dtype: Type of the numbers in payloads.
     """
 
-    def __init__(self, compression: str, cluster: Cluster) -> None:
+    def __init__(self, compression: str, cluster: Cluster, dtype: torch.dtype) -> None:
         self._compression = compression
         self._cluster = cluster
+        self._dtype = dtype
 
     def pack(self, transfer: Transfer, payload: torch.Tensor) -> torch.Tensor:
         """Return the bytes to send, compressed between regions; raise `InputError` if the payload's size is wrong."""
@@ -179,13 +184,13 @@ class CompressedWire:
             )
         if not self._compresses(transfer):
             return payload
-        return pack(self._compression, payload.view(torch.float32), transfer.end - transfer.first)
+        return pack(self._compression, payload.view(self._dtype), transfer.end - transfer.first)
 
     def unpack(self, transfer: Transfer, packed: torch.Tensor) -> torch.Tensor:
-        """Return the payload as float32 bytes."""
+        """Return the payload before it was compressed, as bytes."""
         if not self._compresses(transfer):
             return packed
-        return unpack(self._compression, packed, transfer.end - transfer.first).view(torch.uint8)
+        return unpack(self._compression, packed, transfer.end - transfer.first, self._dtype).view(torch.uint8)
 
     def payload_bytes(self, transfer: Transfer) -> int:
         """Return the size of an uncompressed payload in bytes: the inverse of `planner.cost.network.wire_bytes`."""
@@ -193,9 +198,10 @@ class CompressedWire:
             return transfer.size_bytes
         samples = transfer.end - transfer.first
         # The first element of a sample may include a scale; each further element takes as many bytes as the second.
-        one, two = (wire_bytes(self._compression, 1, elements * _ELEMENT_BYTES) for elements in (1, 2))
-        elements = 1 + (transfer.size_bytes // samples - one) // (two - one)
-        return samples * elements * _ELEMENT_BYTES
+        number_bytes = self._dtype.itemsize
+        one, two = (wire_bytes(self._compression, 1, numbers * number_bytes, number_bytes) for numbers in (1, 2))
+        numbers = 1 + (transfer.size_bytes // samples - one) // (two - one)
+        return samples * numbers * number_bytes
 
     def _compresses(self, transfer: Transfer) -> bool:
         return self._compression != "none" and self._cluster.crosses_regions(transfer.source, transfer.target)

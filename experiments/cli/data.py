@@ -117,7 +117,7 @@ def model(
     samples: Annotated[str, typer.Option(help="Rising microbatch sizes to measure.")] = "1,2,4,8",
     repeats: Annotated[int, typer.Option(min=1, help="Measurements in each of six rounds.")] = 5,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum or adamw.")] = "sgd",
-    precision: Annotated[str, typer.Option(help="fp32 or bf16-mixed.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
     split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -72,11 +72,12 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     samples = rising_numbers(config.samples, "--samples")
     device, kind = _device(config)
     code = ModelCode(config.code, arguments_of(config))
-    training = Training(max(samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
+    precision = config.measured_precision or "fp32"
+    training = Training(max(samples), optimizer=Optimizer(config.optimizer), precision=precision)
     threads = config.threads or threads_of_a_rank(config.ranks)
     torch.set_num_threads(threads)
-    loaded = load_with_sizes(code, training.seed)
-    refuse_another_model(output, config.code.stem, code, len(loaded.sizes))
+    loaded = load_with_sizes(code, training.seed, training.precision)
+    refuse_another_model(output, config.code.stem, code, len(loaded.sizes), config.measured_precision)
     if config.device == META:
         return _count(loaded, code, training, output, as_json)
     beside = LoadConfig(
@@ -86,7 +87,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
-    add_to_model_file(output, ModelLayers(config.code.stem, layers, code))
+    add_to_model_file(output, ModelLayers(config.code.stem, layers, code, config.precision))
     if as_json:
         of_all = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
         found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **of_all}

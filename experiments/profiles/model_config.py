@@ -7,10 +7,11 @@ from pathlib import Path
 
 import yaml
 
+from executor.validate import check_precision
 from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
 from planner.scenario.scenario import ModelCode
-from planner.scenario.training import ELEMENT_BYTES, OPTIMIZER_STATES
+from planner.scenario.training import OPTIMIZER_STATES
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import key_and_value
 
@@ -44,6 +45,11 @@ class ProfileConfig:
     precision: str
     split: bool
 
+    @property
+    def measured_precision(self) -> str | None:
+        """The precision of the sizes and times; None if operations are counted, which are the same in all of them."""
+        return None if self.device == META else self.precision
+
 
 def check_config(config: ProfileConfig, output: Path) -> None:
     """Check that a model can be measured with these options and its model file written.
@@ -60,13 +66,13 @@ def check_config(config: ProfileConfig, output: Path) -> None:
     rising_numbers(config.samples, "--samples")
     arguments_of(config)
     find_by_name(config.optimizer, OPTIMIZER_STATES, "optimizer")
-    find_by_name(config.precision, ELEMENT_BYTES, "precision")
+    check_precision(config.precision, "--precision")
     if config.ranks > 1 and config.device != "cpu":
         where = f"--ranks {config.ranks} --device {config.device}"
         problem, advice = "only ranks on a CPU share their device", "leave --ranks out: each rank has a GPU of its own"
         raise InputError(problem, where=where, valid=advice)
     check_targets([output])
-    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)))
+    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)), precision=config.measured_precision)
 
 
 def rising_numbers(text: str, option: str, most: int = sys.maxsize) -> list[int]:

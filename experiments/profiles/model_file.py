@@ -26,25 +26,30 @@ class ModelLayers:
     Attributes:
         layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
         code: The model's code; None if only the layers' costs are known.
+        precision: The precision of the layers' times and sizes; None if it is unknown, or any for a roofline.
     """
 
     name: str
     layers: Sequence[LayerProfile | LayerWork]
     code: ModelCode | None = None
+    precision: str | None = None
 
 
-def refuse_another_model(path: Path, name: str, code: ModelCode | None = None, layers: int | None = None) -> None:
+def refuse_another_model(
+    path: Path, name: str, code: ModelCode | None = None, layers: int | None = None, precision: str | None = None
+) -> None:
     """Check, before a measurement, that `add_to_model_file` will be able to add this model's costs to a file.
 
     The file need not exist. ``layers`` is the number of the model's layers, None if it is not known yet.
 
     Raises:
-        InputError: The file is damaged, or describes a model of another name, other code or another number of layers.
+        InputError: The file is damaged, or describes a model of another name, other code, another precision or another
+            number of layers.
     """
     check_place(path)
     if path.exists():
         old = Document(path).value
-        known = _head(path, name, code)
+        known = _head(path, name, code, precision)
         if not isinstance(old, Mapping) or {key: old.get(key) for key in known} != known:
             raise _another_model(path)
         if not isinstance(found := old.get("layers"), list) or layers not in (None, _count(found)):
@@ -67,12 +72,13 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
     write_text_atomically(path, text)
 
 
-def _head(path: Path, name: str, code: ModelCode | None) -> dict[str, Any]:
+def _head(path: Path, name: str, code: ModelCode | None, precision: str | None) -> dict[str, Any]:
     """Return the keys of a file that describe the model, without its layers."""
+    head: dict[str, Any] = {"name": name} if precision is None else {"name": name, "precision": precision}
     if code is None:
-        return {"name": name}
+        return head
     place = os.path.relpath(code.path.resolve(), path.resolve().parent)
-    return {"name": name, "code": place, "arguments": dict(code.arguments)}
+    return {**head, "code": place, "arguments": dict(code.arguments)}
 
 
 def _count(entries: list[Any]) -> int:
@@ -82,7 +88,7 @@ def _count(entries: list[Any]) -> int:
 
 
 def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
-    document = _head(path, model.name, model.code)
+    document = _head(path, model.name, model.code, model.precision)
     # Consecutive equal layers are one entry; when the file is read, each layer gets its number after the name.
     runs = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
     return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in runs]}

@@ -1,11 +1,12 @@
 """The memory that stages need on a device.
 
     peak = framework
-         + (2 + values of the optimizer per parameter) * parameters
+         + (8 + 4 * values of the optimizer per parameter + copy) * number of parameters
          + in flight * samples * activations of the stage's layers
          + workspace share * samples * activations of its largest layer
 
-All terms are bytes. The second term is for parameters, gradients and optimizer state. The third term is for the
+All terms are bytes. The second term is for parameters, gradients and optimizer state, which are float32, and for a copy
+of the parameters in half precision (`bytes_per_parameter`). The third term is for the
 microbatches in flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first and
 the last term are `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of
 actions instead.
@@ -25,16 +26,25 @@ from math import inf
 
 from planner.plan.plan import Stage
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import OPTIMIZER_STATES
+from planner.scenario.training import FLOAT32_BYTES, OPTIMIZER_STATES, Training
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
-    """Return the bytes of parameters, gradients and optimizer state of layers ``first_layer`` to ``end_layer - 1``.
+    """Return the bytes that depend on the parameters of layers ``first_layer`` to ``end_layer - 1`` alone.
 
     With tensor parallelism these are the bytes of one of the ``degree`` devices that share each layer.
     """
-    copies = 2 + OPTIMIZER_STATES[scenario.training.optimizer.name]
-    return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
+    size_bytes = scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
+    return size_bytes * bytes_per_parameter(scenario.training) // FLOAT32_BYTES
+
+
+def bytes_per_parameter(training: Training) -> int:
+    """Return the bytes that a device holds for each parameter while it trains.
+
+    These are the parameter, its gradient and the optimizer's values as float32, and the copy that half precisions
+    compute with: with AdamW 16 bytes in fp32, and 18 in bf16.
+    """
+    return FLOAT32_BYTES * (2 + OPTIMIZER_STATES[training.optimizer.name]) + training.formats.copy_bytes
 
 
 def saved_activation_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:

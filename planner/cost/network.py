@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from planner.scenario.cluster import Cluster
 from planner.scenario.effects import NetworkEffects
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
@@ -113,26 +112,30 @@ def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connec
     return min(window_bps, count * loss_ceiling_bps(loss_share, round_trip_s))
 
 
-# Activations and their gradients are float32.
-_ELEMENT_BYTES = 4
-
 # By compression: bytes of an element, and bytes added to each sample (a float32 scale for 8-bit integers).
 _FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
 
 
-def wire_bytes(compression: str, samples: int, sample_bytes: int) -> int:
+def wire_bytes(compression: str, samples: int, sample_bytes: int, number_bytes: int) -> int:
     """Return the bytes on the wire of an activation or its gradient of ``samples`` samples.
 
-    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`. A sample has ``sample_bytes`` bytes as float32; with
-    compression, a fraction of an element counts as a whole one.
+    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`. Without compression, a sample has ``sample_bytes`` bytes
+    in numbers of ``number_bytes`` (`planner.scenario.training.Precision`); with it, a fraction of a number counts as a
+    whole one.
     """
     if compression == "none":
         return samples * sample_bytes
     element_bytes, scale_bytes = _FORMATS[compression]
-    elements = -(-sample_bytes // _ELEMENT_BYTES)
+    elements = -(-sample_bytes // number_bytes)
     return samples * (elements * element_bytes + scale_bytes) if elements else 0
 
 
-def compression_between(compression: str, cluster: Cluster, source: str, target: str) -> str:
-    """Return the compression of transfers between two devices: the plan's between regions, none inside a region."""
-    return compression if cluster.crosses_regions(source, target) else "none"
+def message_bytes(
+    scenario: Scenario, compression: str, source: str, target: str, samples: int, sample_bytes: int
+) -> int:
+    """Return the bytes that a plan sends from one device to another for ``samples`` samples of ``sample_bytes`` each.
+
+    Between regions messages are compressed as ``compression`` says, inside a region they are not.
+    """
+    form = compression if scenario.cluster.crosses_regions(source, target) else "none"
+    return wire_bytes(form, samples, sample_bytes, scenario.training.formats.number_bytes)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from planner.cost.layers import with_launches
 from planner.cost.link_sharing import boundary_samples
 from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
-from planner.cost.network import compression_between, nominal_path, wire_bytes
+from planner.cost.network import message_bytes, nominal_path
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario
@@ -93,8 +93,8 @@ def _transfers(
     transmission_s, latency_s = [0.0] * len(sizes), 0.0
     for index, size in enumerate(sizes.tolist()):
         for (source, target), samples in boundary_samples(senders, receivers, size).items():
-            form = compression_between(compression, scenario.cluster, source, target)
-            path, size_bytes = nominal_path(scenario, source, target), wire_bytes(form, samples, sample_bytes)
+            path = nominal_path(scenario, source, target)
+            size_bytes = message_bytes(scenario, compression, source, target, samples, sample_bytes)
             transmission_s[index] = max(transmission_s[index], path.transmission_s(size_bytes))
             latency_s = max(latency_s, path.propagation_s(size_bytes))
     return transmission_s, latency_s

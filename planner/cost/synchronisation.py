@@ -14,6 +14,7 @@ from planner.cost.collectives import Exchange, hierarchical_exchanges, ring_exch
 from planner.cost.network import ConstantRatePath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
 
 _ALGORITHMS: Mapping[str, Callable[[int, tuple[str, ...], int], tuple[Exchange, ...]]] = {
     "ring": lambda elements, regions, position: ring_exchanges(elements, len(regions), position),
@@ -80,7 +81,7 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
         # The devices of a tensor-parallel group sum their shards at the same time; the first device's shard counts.
         degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
-        elements = shard_bytes // scenario.training.element_bytes
+        elements = shard_bytes // FLOAT32_BYTES
         if len(devices) > 1 and elements > 0:
             regions = tuple(scenario.cluster.by_name[device].region for device in devices)
             yield GradientSync(run[0], run[-1] + 1, devices, elements, plan.synchronisation.algorithm, regions)

@@ -3,11 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.cost.memory import bytes_per_parameter
 from planner.explain.loads import PipelineLoads, pipeline_loads
 from planner.explain.sensitivity import sensitivity_of
 from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import PRECISIONS
 from planner.systems.auto.robust import RobustRate, robust_rate
 from traces.common.units import size_text
 
@@ -25,6 +27,8 @@ class Explanation:
         gains: Shares of the step time that improvements would save.
         verdict: Bottleneck of the plan.
         unused_devices: Names of the cluster's devices to which the plan gives no layers.
+        precision: The scenario's precision, one of `planner.scenario.training.PRECISIONS`.
+        parameter_bytes: Bytes that a device holds for each parameter: it, its gradient, optimizer state and copies.
         robust: Throughput that the plan reaches in most windows of the links' traces; None if not evaluated.
     """
 
@@ -35,6 +39,8 @@ class Explanation:
     gains: Savings
     verdict: Bottleneck
     unused_devices: tuple[str, ...]
+    precision: str
+    parameter_bytes: int
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
@@ -42,8 +48,13 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the explanation as lines of text: the loads, the unused devices, and the verdict last."""
-        lines = [line for loads in self.pipelines for line in _pipeline_lines(loads)]
+        """Return the explanation as lines of text: precision, loads, unused devices, and the verdict last."""
+        number_bytes = PRECISIONS[self.precision].number_bytes
+        lines = [
+            f"precision {self.precision}: {self.parameter_bytes} bytes a parameter with its training state, "
+            f"{number_bytes} bytes a number in activations and messages"
+        ]
+        lines += [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:
             lines.append(f"unused devices: {', '.join(self.unused_devices)}")
         lines.append(f"sums of gradients: {self.sums_share:.2f} of the step")
@@ -72,6 +83,8 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
         gains,
         verdict_of(of, pipelines, gains),
         tuple(device.name for device in scenario.cluster.devices if device.name not in plan.devices),
+        scenario.training.precision,
+        bytes_per_parameter(scenario.training),
         None if quantile is None else robust_rate(plan, scenario, quantile),
     )
 

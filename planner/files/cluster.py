@@ -1,6 +1,7 @@
 """Reads the ``cluster`` of a scenario and resolves it to devices and links."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import field
 from itertools import chain
 from typing import Annotated
@@ -23,7 +24,8 @@ from planner.files.trace import TraceEntry, read_trace_entry
 from planner.scenario.cluster import Cluster, ClusterError, Device, Link
 from planner.scenario.datasheet import DATASHEET, DeviceKind, find_kind
 from planner.scenario.size_curve import SizeCurve
-from traces.common.errors import InputError, unknown_name
+from planner.scenario.training import PRECISIONS
+from traces.common.errors import InputError, find_by_name, unknown_name
 
 
 @file_entry
@@ -51,9 +53,9 @@ class DeviceEntry:
 
 @file_entry
 class KindEntry:
-    """A device kind that is not in the datasheet."""
+    """A device kind that is not in the datasheet; ``peak`` is that of fp32, or a peak for each precision."""
 
-    peak: FlopPerSecond
+    peak: FlopPerSecond | dict[str, FlopPerSecond]
     memory: Bytes
     memory_bandwidth: BytesPerSecond
 
@@ -118,7 +120,9 @@ def read_cluster(part: Part) -> tuple[Cluster, dict[str, DeviceKind]]:
 def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
     """Return the kinds of the devices by name; the scenario's own kinds take precedence over the datasheet."""
     own = {
-        name: DeviceKind(name, {"fp32": kind.peak}, kind.memory, kind.memory_bandwidth, "the scenario")
+        name: DeviceKind(
+            name, _peaks(kind, part.where("kinds", name, "peak")), kind.memory, kind.memory_bandwidth, "the scenario"
+        )
         for name, kind in entry.kinds.items()
     }
     kinds = {}
@@ -132,6 +136,17 @@ def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
             where = part.where("devices", index, "kind")
             raise unknown_name("device kind", device.kind, [*own, *DATASHEET], where=where) from None
     return kinds
+
+
+def _peaks(entry: KindEntry, where: str) -> Mapping[str, float]:
+    """Return the peak of each precision in FLOP/s."""
+    if not isinstance(entry.peak, dict):
+        return {"fp32": entry.peak}
+    for precision in entry.peak:
+        find_by_name(precision, PRECISIONS, "precision", where=where)
+    if "fp32" not in entry.peak:
+        raise InputError("the kind has no peak in fp32", where=where, valid="add 'fp32: 19.5 TFLOP/s'")
+    return entry.peak
 
 
 def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> Cluster:

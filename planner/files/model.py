@@ -47,29 +47,39 @@ class SailorEntry:
 
 @file_entry
 class ModelEntry:
-    """A model: its layers or a published profile, and the file with its ``code`` for runs with real compute."""
+    """A model: its layers or a published profile, and the file with its ``code`` for runs with real compute.
+
+    ``precision`` is that in which times and sizes were measured; layers with ``forward`` have the sizes of float32.
+    """
 
     name: Name
+    precision: str | None = None
     layers: tuple[LayerEntry, ...] | None = None
     sailor: SailorEntry | None = None
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
 
 
-def read_model(part: Part, kinds: dict[str, DeviceKind]) -> tuple[ModelProfile, ModelCode | None]:
-    """Return the model's costs on these device kinds, and its code; None if the model has no key ``code``."""
+def read_model(part: Part, kinds: dict[str, DeviceKind], precision: str) -> tuple[ModelProfile, ModelCode | None]:
+    """Return the model's costs on these device kinds in a precision, and its code; None without the key ``code``."""
     entry = part.parse(ModelEntry)
+    if entry.precision not in (None, precision):
+        raise InputError(
+            f"the model was measured in {entry.precision}, but is trained in {precision}",
+            where=part.where("precision"),
+            valid=f"set 'precision: {entry.precision}' in 'training', or measure it with '--precision {precision}'",
+        )
     if (entry.layers is None) == (entry.sailor is None):
         raise InputError("the model needs its costs", where=part.where(), valid="give one of 'layers' and 'sailor'")
     if entry.sailor is not None:
         sailor = entry.sailor
         profile = read_sailor(part.path(sailor.times), part.path(sailor.sizes), sailor.model)
-        model = ModelProfile(entry.name, profile.layers)
+        model = ModelProfile(entry.name, profile.layers, profile.sharded)
     else:
         assert entry.layers is not None
         if not entry.layers:
             raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
-        layers = (_layer(layer, kinds, part, index) for index, layer in enumerate(entry.layers))
+        layers = (_layer(layer, kinds, part, index, precision) for index, layer in enumerate(entry.layers))
         model = ModelProfile(entry.name, tuple(chain.from_iterable(layers)))
     return model, _code(entry, part)
 
@@ -87,14 +97,16 @@ def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
     return ModelCode(path, entry.arguments)
 
 
-def _layer(entry: LayerEntry, kinds: dict[str, DeviceKind], part: Part, index: int) -> list[LayerProfile]:
+def _layer(
+    entry: LayerEntry, kinds: dict[str, DeviceKind], part: Part, index: int, precision: str
+) -> list[LayerProfile]:
     where = part.where("layers", index)
     if (entry.forward is None) == (entry.times is None):
         raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
     sizes = (entry.parameters, entry.output, entry.activation)
     try:
         if entry.forward is not None:
-            layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), "fp32")
+            layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), precision)
         else:
             assert entry.times is not None
             tables = {

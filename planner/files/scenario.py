@@ -15,7 +15,7 @@ from planner.files.parsing import Name, NotNegative, Number, Part, Positive, See
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import SHAPES, LearningRateSchedule, Optimizer, Training
+from planner.scenario.training import PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
 from traces.common.errors import InputError, find_by_name, unknown_name
 
 
@@ -55,7 +55,8 @@ class TrainingEntry:
         global_batch: Samples per update over the whole cluster.
         microbatch: Samples per microbatch, for strategies that do not choose the size themselves.
         optimizer: Update rule and its parameters.
-        precision: Number format that the layers compute in.
+        precision: Number formats of the layers: fp32, tf32, bf16, fp16 or fp8. Parameters and their gradients are
+            float32 in all of them.
         seed: Seed of the initial parameters and of the order of the data.
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; no limit if absent.
         noise_scale: Whether the gradient noise scale is measured.
@@ -64,7 +65,7 @@ class TrainingEntry:
     global_batch: Positive
     microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
-    precision: Literal["fp32", "bf16-mixed"] = "fp32"
+    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] = "fp32"
     seed: Seed = 0
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     noise_scale: bool = False
@@ -117,8 +118,8 @@ def scenario_in(document: Document) -> Scenario:
             raise InputError(f"the key '{key}' is missing", where=str(path), valid=f"add '{key}:'")
     name = parse(Name, document, value["name"], ("name",))
     cluster, kinds = read_cluster(Part(document, "cluster"))
-    model, code = read_model(Part(document, "model"), kinds)
     training = _training(Part(document, "training"))
+    model, code = read_model(Part(document, "model"), kinds, training.precision)
     _refuse_no_work(model, cluster, document)
     effects = read_effects(document, cluster)
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
@@ -145,6 +146,7 @@ def scenario_schema() -> dict[str, Any]:
 
 def _training(part: Part) -> Training:
     entry = part.parse(TrainingEntry)
+    find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
     try:
         schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
     except InputError as error:

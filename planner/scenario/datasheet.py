@@ -10,9 +10,6 @@ from types import MappingProxyType
 
 from traces.common.errors import unknown_name
 
-# Keys of `DeviceKind.peak_flops`; every kind has fp32 and may lack the others.
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-
 
 @dataclass(frozen=True)
 class DeviceKind:
@@ -20,7 +17,8 @@ class DeviceKind:
 
     Attributes:
         name: Name in scenarios, such as ``a100-40``.
-        peak_flops: Dense peak by precision, floating-point operations per second.
+        peak_flops: Dense peak by precision (`planner.scenario.training.PRECISIONS`), floating-point operations per
+            second; every kind has fp32 and may lack the others.
         source: Vendor document and year, and how figures that are not in this document were derived.
     """
 
@@ -47,9 +45,9 @@ def _kind(name: str, tera_flops: dict[str, float], memory_gib: int, gigabytes_pe
     return DeviceKind(name, peaks, memory_gib * 2**30, gigabytes_per_s * 1e9, source)
 
 
-def _tensor(fp32: float, tf32: float, half: float) -> dict[str, float]:
-    """Return peaks, TFLOP/s, of a GPU whose tensor cores compute FP16 and BF16 at the rate ``half``, and TF32."""
-    return {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half}
+def _tensor(fp32: float, tf32: float, half: float, fp8: float | None = None) -> dict[str, float]:
+    """Return peaks, TFLOP/s, of a GPU whose tensor cores compute FP16 and BF16 at the rate ``half``, TF32 and FP8."""
+    return {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half, **({} if fp8 is None else {"fp8": fp8})}
 
 
 # fmt: off
@@ -63,14 +61,14 @@ _KINDS = (
     _kind("a100-40", _tensor(19.5, 156, 312), 40, 1555, "NVIDIA A100 datasheet (SXM4, 40 GB), 2020"),
     _kind("a100-80", _tensor(19.5, 156, 312), 80, 2039, "NVIDIA A100 datasheet (SXM4, 80 GB), 2021"),
     _kind("a10g", _tensor(35, 35, 70), 24, 600, "NVIDIA A10G datasheet, 2022"),
-    _kind("l4", _tensor(30.3, 60, 121), 24, 300,
+    _kind("l4", _tensor(30.3, 60, 121, 242.5), 24, 300,
           "NVIDIA L4 datasheet, 2023; tensor-core figures derived: half of the sparse ones"),
-    _kind("l40s", _tensor(91.6, 183, 362), 48, 864, "NVIDIA L40S datasheet, 2023"),
-    _kind("h100-80", _tensor(67, 494.7, 989.4), 80, 3350,
+    _kind("l40s", _tensor(91.6, 183, 362, 733), 48, 864, "NVIDIA L40S datasheet, 2023"),
+    _kind("h100-80", _tensor(67, 494.7, 989.4, 1978.9), 80, 3350,
           "NVIDIA H100 datasheet (SXM5), 2023; tensor-core figures derived: half of the sparse ones"),
-    _kind("h200", _tensor(67, 494.7, 989.4), 141, 4800,
+    _kind("h200", _tensor(67, 494.7, 989.4, 1978.9), 141, 4800,
           "NVIDIA H200 datasheet (SXM), 2024; tensor-core figures derived: half of the sparse ones"),
-    _kind("gh200-96", _tensor(67, 494.7, 989.4), 96, 4000,
+    _kind("gh200-96", _tensor(67, 494.7, 989.4, 1978.9), 96, 4000,
           "NVIDIA GH200 Grace Hopper Superchip datasheet (HBM3), 2023; tensor-core figures derived: half "
           "of the sparse ones"),
     # Workstation
@@ -94,7 +92,7 @@ _KINDS = (
     _kind("rtx-2080-ti", {"fp32": 13.4, "fp16": 53.8}, 11, 616,
           "NVIDIA Turing architecture whitepaper, 2018"),
     _kind("rtx-3090", _tensor(35.6, 35.6, 71), 24, 936, "NVIDIA Ampere GA102 architecture whitepaper, 2020"),
-    _kind("rtx-4090", _tensor(82.6, 82.6, 165.2), 24, 1008, "NVIDIA Ada architecture whitepaper, 2022"),
+    _kind("rtx-4090", _tensor(82.6, 82.6, 165.2, 330.3), 24, 1008, "NVIDIA Ada architecture whitepaper, 2022"),
     # Embedded; CPU and GPU share the memory
     _kind("jetson-nano", {"fp32": 0.236, "fp16": 0.472}, 4, 25.6,
           "NVIDIA Jetson Nano datasheet, 2019; fp32 derived: 128 cores x 921.6 MHz x 2"),

@@ -4,9 +4,10 @@ A pass over a layer takes a fixed overhead plus the longer of its arithmetic and
 
     time = LAUNCH_OVERHEAD_S
            + max(flop / (COMPUTE_EFFICIENCY * peak), bytes / (MEMORY_EFFICIENCY * memory bandwidth))
-    bytes = parameters + samples * (output + ACTIVATION_PASSES * activations saved for backward)
+    bytes = parameters as computed with + samples * (output + ACTIVATION_PASSES * activations saved for backward)
 
-``flop`` and ``bytes`` are the operations and bytes of the pass, ``peak`` is the GPU's FLOP/s in the training precision.
+``flop`` and ``bytes`` are the operations and bytes of the pass in the training precision, ``peak`` is the GPU's FLOP/s
+in it.
 
 The constants are a least-squares fit of log times to what eth-easl/sailor measured without tensor
 parallelism at sequence length T = 2048: forward and backward of the transformer blocks of OPT-350 and
@@ -24,16 +25,19 @@ peak: OPT-30 in plain fp32 on A100, which is not in the fit, 93 %.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from planner.scenario.datasheet import PRECISIONS, DeviceKind
+from planner.scenario.datasheet import DeviceKind
 from planner.scenario.profile import LayerProfile, TimeTable
-from traces.common.errors import InputError, unknown_name
+from planner.scenario.training import FLOAT32_BYTES, PRECISIONS, Precision
+from traces.common.errors import InputError, find_by_name
 
-# Share of the peak FLOP/s that a whole layer reaches. Fitted for fp32 and tf32. Assumed for fp16 and bf16, which
+# Share of the peak FLOP/s that a whole layer reaches. Fitted for fp32 and tf32. Assumed for fp16, bf16 and fp8, which
 # were not measured: the share of tf32, which runs on the same tensor cores.
-COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType({"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46})
+COMPUTE_EFFICIENCY: Mapping[str, float] = MappingProxyType(
+    {"fp32": 0.59, "tf32": 0.46, "fp16": 0.46, "bf16": 0.46, "fp8": 0.46}
+)
 
 # Share of the memory bandwidth that elementwise kernels reach. Assumption: measured times determine only the ratio
 # ACTIVATION_PASSES / MEMORY_EFFICIENCY.
@@ -55,9 +59,10 @@ class LayerWork:
 
     Attributes:
         forward_flop: Floating-point operations of the forward for one sample.
-        parameter_bytes: Bytes of the layer's parameters; all bytes are in the training precision.
+        parameter_bytes: Bytes of the layer's parameters; all bytes are those of training in float32.
         output_bytes: Bytes of the layer's output for one sample.
         activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
+        fixed_bytes: The part of ``activation_bytes`` that is the same in every precision, such as token numbers.
         backward_input_flop: Operations of the input gradient for one sample; None for as many as the forward; 0 if the
             layer has no input gradient (an embedding).
         backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
@@ -74,10 +79,11 @@ class LayerWork:
     activation_bytes: int
     backward_input_flop: float | None = None
     backward_weight_flop: float | None = None
+    fixed_bytes: int = 0
 
     def __post_init__(self) -> None:
         flop = (self.forward_flop, self.backward_input_flop or 0.0, self.backward_weight_flop or 0.0)
-        sizes = (self.parameter_bytes, self.output_bytes, self.activation_bytes)
+        sizes = (self.parameter_bytes, self.output_bytes, self.activation_bytes - self.fixed_bytes, self.fixed_bytes)
         if any(not 0 <= amount < float("inf") for amount in (*flop, *sizes)):
             raise InputError(
                 f"layer '{self.name}' has an amount of work or bytes that is negative or not finite",
@@ -88,25 +94,29 @@ class LayerWork:
 def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str) -> LayerProfile:
     """Return a layer's profile on device kinds, with rows at powers of two from 1 to 1024 samples.
 
-    ``precision`` is that of the arithmetic: fp32, tf32, fp16 or bf16. A kind without it computes in fp32.
+    ``precision`` is one of `planner.scenario.training.PRECISIONS`. A kind whose datasheet lacks it computes in fp32.
 
     Raises:
         InputError: The precision is unknown.
     """
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, PRECISIONS)
+    formats = find_by_name(precision, PRECISIONS, "precision")
+    converted = replace(
+        work,
+        output_bytes=formats.converted_bytes(work.output_bytes),
+        activation_bytes=formats.converted_bytes(work.activation_bytes - work.fixed_bytes) + work.fixed_bytes,
+    )
     return LayerProfile(
         work.name,
         work.parameter_bytes,
-        work.output_bytes,
-        work.activation_bytes,
-        {kind.name: _time_table(work, kind, precision) for kind in kinds},
+        converted.output_bytes,
+        converted.activation_bytes,
+        {kind.name: _time_table(converted, kind, formats) for kind in kinds},
     )
 
 
-def _time_table(work: LayerWork, kind: DeviceKind, precision: str) -> TimeTable:
+def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision) -> TimeTable:
     def column(flop: float) -> tuple[float, ...]:
-        return tuple(LAUNCH_OVERHEAD_S + _busy_s(work, flop, kind, precision, samples) for samples in SAMPLE_COUNTS)
+        return tuple(LAUNCH_OVERHEAD_S + _busy_s(work, flop, kind, formats, samples) for samples in SAMPLE_COUNTS)
 
     def gradient(flop: float | None) -> tuple[float, ...]:
         if flop == 0:
@@ -121,9 +131,10 @@ def _time_table(work: LayerWork, kind: DeviceKind, precision: str) -> TimeTable:
     )
 
 
-def _busy_s(work: LayerWork, flop: float, kind: DeviceKind, precision: str, samples: int) -> float:
-    arithmetic = precision if precision in kind.peak_flops else "fp32"
+def _busy_s(work: LayerWork, flop: float, kind: DeviceKind, formats: Precision, samples: int) -> float:
+    arithmetic = formats.arithmetic if formats.arithmetic in kind.peak_flops else "fp32"
     compute_s = samples * flop / (COMPUTE_EFFICIENCY[arithmetic] * kind.peak_flops[arithmetic])
-    moved_bytes = work.parameter_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)
+    used_bytes = work.parameter_bytes * (formats.copy_bytes or FLOAT32_BYTES) // FLOAT32_BYTES
+    moved_bytes = used_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)
     memory_s = moved_bytes / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
     return max(compute_s, memory_s)

@@ -13,9 +13,39 @@ _CONSTANT = "constant"
 # Numbers that the optimizer stores per parameter in addition to the parameter and its gradient.
 OPTIMIZER_STATES: Mapping[str, int] = {"sgd": 0, "momentum": 1, "adamw": 2}
 
-# Bytes of one transferred number, by precision. With bf16-mixed the layers compute in bfloat16; parameters, gradients
-# and transfers between stages are float32.
-ELEMENT_BYTES: Mapping[str, int] = {"fp32": 4, "bf16-mixed": 4}
+# Bytes of a float32 number. Parameters, their gradients and the optimizer's state are float32 in every precision.
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number formats of training, in which parameters, gradients and optimizer state are always float32.
+
+    Attributes:
+        arithmetic: Format in which matrix products are computed, a key of `DeviceKind.peak_flops`.
+        number_bytes: Bytes of a number in saved activations and in messages between stages.
+        copy_bytes: Bytes per parameter of the copy of the parameters in the format of the matrix products, which a
+            device holds from a step's first forward to its last backward; 0 if the parameters are used as they are.
+    """
+
+    arithmetic: str
+    number_bytes: int
+    copy_bytes: int
+
+    def converted_bytes(self, float32_bytes: int) -> int:
+        """Return the size of activations or messages in this precision, given their size as float32 numbers."""
+        return float32_bytes * self.number_bytes // FLOAT32_BYTES
+
+
+# Half precisions are mixed, as torch's autocast is: matrix products and activations have 2 bytes a number. With fp8 (as
+# NVIDIA's Transformer Engine computes it) the factors of matrix products have 1 byte, each held with its transpose.
+PRECISIONS: Mapping[str, Precision] = {
+    "fp32": Precision("fp32", 4, 0),
+    "tf32": Precision("tf32", 4, 0),
+    "bf16": Precision("bf16", 2, 2),
+    "fp16": Precision("fp16", 2, 2),
+    "fp8": Precision("fp8", 2, 2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +118,7 @@ class Training:
     Attributes:
         global_batch: Samples per update, summed over all pipelines.
         microbatch: Samples per microbatch, for strategies that do not choose the size themselves; 0 if not given.
-        precision: Number format that the layers compute in, one of `ELEMENT_BYTES`.
+        precision: Number formats of training, one of `PRECISIONS`.
         seed: Seed of the initial parameters and of the order of the data.
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; None for no limit.
         noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
@@ -103,6 +133,6 @@ class Training:
     noise_scale: bool = False
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of one transferred number."""
-        return ELEMENT_BYTES[self.precision]
+    def formats(self) -> Precision:
+        """The number formats of the precision."""
+        return PRECISIONS[self.precision]

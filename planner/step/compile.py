@@ -66,17 +66,17 @@ def compile_step(plan: Plan, scenario: Scenario) -> CompiledStep:
     actors = tuple(places)
     computed = _actions(plan, scenario, workers, origins)
     transfers = _messages(plan, scenario, workers, origins, actors)
-    syncs, element_bytes = gradient_syncs(plan, scenario), scenario.training.element_bytes
+    syncs = gradient_syncs(plan, scenario)
     devices = list(range(len(actors)))
     if plan.synchronisation.bucket_bytes:
         buckets = ready_buckets(syncs, computed, actors, plan, scenario)
         computed, first_segment = split_actions(computed, buckets)
         transfers = transfers.between(first_segment[1:] - 1, first_segment)
         streams = communication_streams(buckets, len(actors))
-        sums, exchanged, spans = stream_actions(syncs, buckets, streams, actors, first_segment, element_bytes)
+        sums, exchanged, spans = stream_actions(syncs, buckets, streams, actors, first_segment)
         devices += streams
     else:
-        sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)}, element_bytes)
+        sums, exchanged, spans = sync_actions(syncs, {name: actor for actor, name in enumerate(actors)})
         exchanged = exchanged.later(len(computed.actor))
     later = join_actions(sums, _updates(plan, scenario, places))
     actions, messages, numbers = append(computed, transfers, later, exchanged)
@@ -194,7 +194,8 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     region = np.array([scenario.cluster.regions.index(name) for name in regions], np.int64)[origins.actor]
     crosses = (region[origins.sender] != region[origins.receiver]).astype(np.int64)
     # The bytes of a transfer are proportional to its samples.
-    forms = [[wire_bytes(form, 1, size) for size in output_bytes] for form in ("none", plan.compression)]
+    number_bytes = scenario.training.formats.number_bytes
+    forms = [[wire_bytes(form, 1, size, number_bytes) for size in output_bytes] for form in ("none", plan.compression)]
     size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
     return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample)
 

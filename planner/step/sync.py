@@ -16,6 +16,7 @@ from planner.cost.synchronisation import GradientSync, holders
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
 from planner.schedules.kernel.problem import BACKWARD, BACKWARD_WEIGHT
 from planner.step.build import starts
 from planner.step.graph import Ints
@@ -44,14 +45,12 @@ class SyncSpan:
         return replace(self, first_action=first, end_action=first + self.end_action - self.first_action)
 
 
-def sync_actions(
-    syncs: Sequence[GradientSync], actors: Mapping[str, int], element_bytes: int
-) -> tuple[Actions, Messages, list[SyncSpan]]:
+def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the actions and messages of all sums, actor by actor.
 
     Action i of an actor sends the message of exchange i, and waits for the message that exchange i - 1 receives.
     Therefore an actor has one action more than exchanges. ``actors`` gives the index of the actor that exchanges
-    gradients for a device, by device name; a gradient has ``element_bytes`` bytes.
+    gradients for a device, by device name.
     """
     acting: list[int] = []
     sent: list[tuple[int, tuple[int, int, int, int], int]] = []
@@ -64,12 +63,12 @@ def sync_actions(
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
                     key = (sync.first_layer, exchange.round, actor, actors[sync.devices[exchange.send_to]])
-                    sent.append((action, key, exchange.send_elements * element_bytes))
+                    sent.append((action, key, exchange.send_elements * FLOAT32_BYTES))
                 if exchange.receive_from is not None:
                     source = actors[sync.devices[exchange.receive_from]]
                     waiting[sync.first_layer, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
-            sent_bytes = sum(exchange.send_elements for exchange in exchanges) * element_bytes
+            sent_bytes = sum(exchange.send_elements for exchange in exchanges) * FLOAT32_BYTES
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
     return _waiting_actions(acting), _messages([(action, waiting[key], size) for action, key, size in sent]), spans
 
@@ -185,7 +184,6 @@ def stream_actions(
     streams: Mapping[int, int],
     actors: Sequence[str],
     first_segment: Ints,
-    element_bytes: int,
 ) -> tuple[Actions, Messages, list[SyncSpan]]:
     """Return the sums as actions of communication streams, and the messages between devices and their streams.
 
@@ -194,7 +192,7 @@ def stream_actions(
     """
     shift = int(first_segment[-1])
     of_device = {actors[actor]: stream for actor, stream in streams.items()}
-    sums, exchanged, spans = sync_actions(syncs, of_device, element_bytes)
+    sums, exchanged, spans = sync_actions(syncs, of_device)
     signals: list[tuple[int, int, int]] = []
     ends: dict[int, int] = {}
     next_segment = first_segment.copy()

@@ -128,7 +128,7 @@ training:
   global_batch: 48
   microbatch: 4
   optimizer: {name: momentum, momentum: 0.8, schedule: {shape: cosine, warmup_steps: 2, decay_steps: 6}}
-  precision: bf16-mixed
+  precision: bf16
 data: {hub: 3000, site: 2000, edge: 1000}
 """
 _UNLIKE = """

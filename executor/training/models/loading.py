@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from executor.training.models.trainable import MEMBERS, DataOrder, FiniteModel, TrainableModel, check_members
+from executor.training.precision import boundary_dtype
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.systems.user_code import load_function
@@ -84,14 +85,16 @@ def check_model(scenario: Scenario) -> LoadedModel:
             where="model.code",
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
-    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
     compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
     _check_loss(loaded, scenario.code, scenario.training.seed)
     return loaded
 
 
-def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
+def load_with_sizes(code: ModelCode, seed: int, precision: str = "fp32") -> LoadedModel:
     """Return the model, and the sizes of its layers, computed with a copy on torch's meta device, without memory.
+
+    ``precision`` is one of `planner.scenario.training.PRECISIONS`; outputs between layers have its number format.
 
     Raises:
         InputError: The model cannot be built, or cannot be split between its layers.
@@ -121,7 +124,8 @@ def load_with_sizes(code: ModelCode, seed: int) -> LoadedModel:
                 valid="outputs of all layers but the last must be torch.float32",
             )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
-        output = SampleShape(tuple(outputs.shape[1:]), outputs.dtype)
+        dtype = outputs.dtype if index == len(model.layers) - 1 else boundary_dtype(precision)
+        output = SampleShape(tuple(outputs.shape[1:]), dtype)
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
     return LoadedModel(loaded, tuple(sizes))
 
@@ -152,7 +156,7 @@ def _check_parameters(model: TrainableModel, where: str) -> None:
                 raise InputError(
                     f"parameter '{name}' of layer {index} is {parameter.dtype}",
                     where=where,
-                    valid="parameters must be torch.float32, the scenario's precision",
+                    valid="parameters must be torch.float32 in every precision",
                 )
             owner = owners.setdefault(id(parameter), index)
             if owner != index:

@@ -102,7 +102,7 @@ def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], N
 
 
 _EQUAL = """Two ranks through gloo, momentum, float32 without TF32. The figure is the largest difference of a loss or a
-parameter after all steps, over 1 + the value that one process on the same device has; with bf16-mixed, of a loss.
+parameter after all steps, over 1 + the value that one process on the same device has; with bf16, of a loss.
 """
 
 _PREDICTED = f"""Two ranks on this machine, which take its GPUs in turn: with one GPU they share it, and each layer was
@@ -133,7 +133,7 @@ def _driver() -> str:
 def _layer_rows(case: TrainedCase, check: GpuCheck, device: torch.device) -> list[Row]:
     """Time each layer alone, and return a row for each; no other process uses the GPU meanwhile."""
     training = case.scenario.training
-    loaded = load_with_sizes(case.code, training.seed)
+    loaded = load_with_sizes(case.code, training.seed, training.precision)
     layers = range(len(loaded.sizes))
     return [
         {

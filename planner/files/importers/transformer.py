@@ -11,7 +11,8 @@ width d.
     embedding saves    token numbers, 8 bytes each; the lookup of embeddings is counted as 0 FLOP
     head saves         for each token 2 w, the logarithms of V probabilities, and the number of the target token
 
-Numbers have 4 bytes. Saved activations are those of torch's fused norms and activations and of
+Numbers have 4 bytes; in half precision, the head still computes its loss in float32 and saves probabilities in it.
+Saved activations are those of torch's fused norms and activations and of
 scaled_dot_product_attention without dropout; models of many small operations save more, models with ReLU less. A head
 that shares the embedding's table counts as holding a copy, because the ends of a pipeline are on different devices.
 """
@@ -121,10 +122,23 @@ class TransformerShape:
         saved = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
         matrices = self._table + self._projection + (self.width**2 if self.head_transform else 0)
         saved_bytes = bytes_ * saved + tokens * _TOKEN_BYTES
+        fixed_bytes = bytes_ * self.vocabulary + tokens * _TOKEN_BYTES
         outputs = bytes_ * self.vocabulary
-        head = LayerWork("head", 2 * tokens * matrices, _NUMBER_BYTES * self._head, outputs, saved_bytes)
+        head = LayerWork(
+            "head",
+            2 * tokens * matrices,
+            _NUMBER_BYTES * self._head,
+            outputs,
+            saved_bytes,
+            fixed_bytes=fixed_bytes,
+        )
         embedding = LayerWork(
-            "embedding", 2 * tokens * self._projection, _NUMBER_BYTES * self._embedding, between, tokens * _TOKEN_BYTES
+            "embedding",
+            2 * tokens * self._projection,
+            _NUMBER_BYTES * self._embedding,
+            between,
+            tokens * _TOKEN_BYTES,
+            fixed_bytes=tokens * _TOKEN_BYTES,
         )
         return [embedding, *[block] * self.blocks, head]
 

@@ -9,6 +9,7 @@ from planner.cost.network import ConstantRatePath
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
 from traces.common.errors import InputError
 
 
@@ -122,22 +123,21 @@ def sum_times(plan: Plan, scenario: Scenario, path: Callable[[str, str], Constan
     syncs = gradient_syncs(plan, scenario)
     if not syncs:
         return NO_SUMS
-    element_bytes = scenario.training.element_bytes
-    times_s = [sum_time_s(sync, element_bytes, path) for sync in syncs]
+    times_s = [sum_time_s(sync, path) for sync in syncs]
     if not plan.synchronisation.bucket_bytes:
         return SumTimes(1.0, 0.0, sum(times_s))
     share = _first_bucket_share(syncs[0].first_layer, plan, scenario) if len(syncs) > 1 else 1.0
     return SumTimes(share, sum(times_s[:-1]), times_s[-1])
 
 
-def sum_time_s(sync: GradientSync, element_bytes: int, path: Callable[[str, str], ConstantRatePath]) -> float:
+def sum_time_s(sync: GradientSync, path: Callable[[str, str], ConstantRatePath]) -> float:
     """Return the time of one bucket's sum, seconds: the slowest message of each round, added over all rounds."""
     rounds: dict[int, float] = {}
     for device in sync.devices:
         for exchange in sync.exchanges(device):
             if exchange.send_to is not None:
                 hop = path(device, sync.devices[exchange.send_to])
-                took_s = hop.delivery_s(exchange.send_elements * element_bytes)
+                took_s = hop.delivery_s(exchange.send_elements * FLOAT32_BYTES)
                 rounds[exchange.round] = max(rounds.get(exchange.round, 0.0), took_s)
     return sum(rounds.values())
 

@@ -13,7 +13,7 @@ from statistics import median
 from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
 from planner.cost.layers import with_launches
-from planner.cost.network import compression_between, wire_bytes
+from planner.cost.network import message_bytes
 from planner.cost.stage import replica_times
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
@@ -152,8 +152,8 @@ class DepthChoice:
         ends = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas if s.device != r.device)
         transfer_s, latency_s = 0.0, 0.0
         for pair in (each for both in ends for each in (both, both[::-1])):
-            form = compression_between(compression, self._scenario.cluster, *pair)
-            path, size_bytes = self._seen.path(*pair), wire_bytes(form, samples, sample_bytes)
+            path = self._seen.path(*pair)
+            size_bytes = message_bytes(self._scenario, compression, *pair, samples, sample_bytes)
             transfer_s = max(transfer_s, path.transmission_s(size_bytes))
             latency_s = max(latency_s, path.propagation_s(size_bytes))
         return transfer_s, latency_s

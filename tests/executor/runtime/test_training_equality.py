@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from experiments.benches.execution.equal_training import in_precision
 from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
 from planner.plan.plan import Plan, Synchronisation
@@ -93,7 +94,7 @@ def test_clipping_a_learning_rate_that_falls_and_recomputation_over_stages_and_r
 
 def test_mixed_precision_learns_and_is_near_float32(tmp_path: Path) -> None:
     exact = training_scenario(GPT, 2, optimizer=Optimizer("sgd", 0.05))
-    scenario = replace(exact, training=replace(exact.training, precision="bf16-mixed"))
+    scenario = in_precision(exact, "bf16")
     plan = hybrid_plan(scenario, "zb-h1", [([(2, [1.0]), (4, [1.0])], [5, 4, 3])])
     trained, expected = train(scenario, plan, tmp_path), train_in_one_process(exact, STEPS)
     assert trained.losses[-1] < trained.losses[0]

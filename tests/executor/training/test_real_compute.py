@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.benches.execution.equal_training import in_precision
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Plan
-from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.scenario import ModelCode
 from planner.scenario.training import LearningRateSchedule, Optimizer
 from tests.helpers.processes.all_ranks import train_on_all_ranks
 from tests.helpers.processes.training import (
@@ -179,14 +180,10 @@ def test_clipping_scales_alike_however_the_layers_are_cut() -> None:
         torch.testing.assert_close(dict(parameters), dict(found[0]), rtol=0, atol=0)
 
 
-def mixed(scenario: Scenario) -> Scenario:
-    return replace(scenario, training=replace(scenario.training, precision="bf16-mixed"))
-
-
 @pytest.mark.parametrize("code", CODES)
 def test_mixed_precision_is_near_one_process_under_autocast(code: str) -> None:
     exact = training_scenario(CODES[code], 2, optimizer=Optimizer("sgd", 0.05))
-    scenario, steps = mixed(exact), 8
+    scenario, steps = in_precision(exact, "bf16"), 8
     plan = placed_plan(scenario, "zb-v", V, [[1.0], [1.0]], (5, 4, 3), recompute=(1, 2))
     trained, expected = train_on_all_ranks(scenario, plan, steps), train_in_one_process(scenario, steps)
     assert all(value.dtype == torch.float32 for value in trained.parameters.values())
@@ -194,6 +191,17 @@ def test_mixed_precision_is_near_one_process_under_autocast(code: str) -> None:
     assert_equal(trained, expected, tolerance=0.02)
     assert trained.losses[-1] < trained.losses[0]
     assert trained.losses != train_on_all_ranks(exact, plan, steps).losses, "float32 was computed in"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_mixed_precision_does_not_depend_on_where_the_layers_are_cut(schedule: str) -> None:
+    scenario = in_precision(training_scenario(GPT, 3), "bf16")
+    found = []
+    for stages in ([6], [2, 4], [1, 3, 2]):
+        plan = hybrid_plan(scenario, schedule, [([(layers, [1.0]) for layers in stages], [5, 4, 3])])
+        found.append(train_on_all_ranks(scenario, plan, STEPS).parameters)
+    for parameters in found[1:]:
+        torch.testing.assert_close(dict(parameters), dict(found[0]), rtol=0, atol=0)
 
 
 MODEL = """

@@ -53,9 +53,9 @@ def test_a_loss_is_one_number(loss: str, problem: str | None, tmp_path: Path) ->
 def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[CompressedWire, Transfer]:
     """Between two regions."""
     cluster = mesh_scenario(2, [1.0], [1.0], regions=["north", "south"]).cluster
-    size_bytes = wire_bytes(compression, samples, 4 * values)
+    size_bytes = wire_bytes(compression, samples, 4 * values, 4)
     transfer = Transfer("device-0", "device-1", Kind.FORWARD, 0, 1, 7, 2, 2 + samples, size_bytes)
-    return CompressedWire(compression, cluster), transfer
+    return CompressedWire(compression, cluster, torch.float32), transfer
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

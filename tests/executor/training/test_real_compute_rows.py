@@ -103,7 +103,7 @@ def test_a_step_that_broke_off_can_be_begun_again() -> None:
     plan = placed_plan(scenario, "zb-v", [(3, 0), (3, 0)], [[1.0]], (5, 4, 3))
     (program,) = compile_plan(plan, scenario).values()
     assert scenario.code is not None
-    loaded = load_with_sizes(scenario.code, scenario.training.seed)
+    loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
     rank = RealCompute(loaded, plan, program, scenario.training, RunClock(0.0))
     rows = rank.flat_parameters(0, 6, sum(size.parameter_bytes for size in loaded.sizes) // 4)
     expected = train_in_one_process(scenario, 3)

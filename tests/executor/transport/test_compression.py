@@ -33,7 +33,7 @@ def round_trip(compression: str, values: torch.Tensor) -> torch.Tensor:
 def test_the_size_is_what_the_planner_says(compression: str, values: torch.Tensor) -> None:
     packed = pack(compression, values, len(values))
     assert packed.dtype == torch.uint8
-    assert packed.shape == (wire_bytes(compression, len(values), values.shape[1] * 4),)
+    assert packed.shape == (wire_bytes(compression, len(values), values.shape[1] * 4, 4),)
     unpacked = unpack(compression, packed, len(values))
     assert unpacked.dtype == torch.float32
     assert unpacked.shape == (values.numel(),)

@@ -45,7 +45,7 @@ def read_back(path: Path, name: str) -> ModelProfile:
     """As a scenario reads it."""
     scenario = path.with_name("scenario.yaml")
     scenario.write_text(yaml.safe_dump({"model": path.name}))
-    model, code = read_model(Part(Document(scenario), "model"), {KIND.name: KIND})
+    model, code = read_model(Part(Document(scenario), "model"), {KIND.name: KIND}, "fp32")
     assert code is None
     assert model.name == name
     return model

@@ -22,10 +22,14 @@ def train_on_all_ranks(scenario: Scenario, plan: Plan | Callable[[int], Plan], s
     assert scenario.code is not None
     plan_of = plan if callable(plan) else lambda step: plan
     chance = random.Random(seed)
-    first = plan_of(0)
+    first, training = plan_of(0), scenario.training
     ranks = {
         device: RealCompute(
-            load_with_sizes(scenario.code, scenario.training.seed), first, program, scenario.training, RunClock(0.0)
+            load_with_sizes(scenario.code, training.seed, training.precision),
+            first,
+            program,
+            training,
+            RunClock(0.0),
         )
         for device, program in compile_plan(first, scenario).items()
     }

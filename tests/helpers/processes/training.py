@@ -106,7 +106,7 @@ def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
     model = load_model(scenario.code, training.seed)
     layers = nn.Sequential(*model.layers)
     optimizer = _optimizer(training.optimizer, layers)
-    mixed = training.precision == "bf16-mixed"
+    mixed = training.precision == "bf16"
     losses = []
     for step in range(steps):
         inputs, targets = batch(model, step, training)

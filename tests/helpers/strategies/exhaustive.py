@@ -10,6 +10,7 @@ from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
 from planner.step.evaluate import step_time_s
 from planner.step.orders import hiding_depths
 
@@ -133,8 +134,8 @@ def _sum_s(stage: Stage, scenario: Scenario) -> float:
     names = [replica.device for replica in stage.replicas]
     if len(names) == 1:
         return 0.0
-    numbers = scenario.model.parameter_bytes(stage.first_layer, stage.end_layer) // scenario.training.element_bytes
-    part = numbers // len(names) * scenario.training.element_bytes
+    numbers = scenario.model.parameter_bytes(stage.first_layer, stage.end_layer) // FLOAT32_BYTES
+    part = numbers // len(names) * FLOAT32_BYTES
     paths = [nominal_path(scenario, one, other) for one, other in zip(names, [*names[1:], names[0]], strict=True)]
     return min(2 * (len(names) - 1) * (path.latency_s + (path.transmission_s(part) if part else 0.0)) for path in paths)
 

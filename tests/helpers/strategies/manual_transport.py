@@ -132,7 +132,7 @@ class Pipelines:
         edges = update_edges(plan, scenario)
         rows = cast(EventRecorder, _Recorder(self.events))
         for device in self.devices:
-            loaded = load_with_sizes(scenario.code, scenario.training.seed)
+            loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)
             transport = self.network.transport(device)
             updates = PipelineUpdates(

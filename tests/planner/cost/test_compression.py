@@ -21,18 +21,28 @@ from tests.helpers.strategies.run_strategies import on_shared_links, replicated,
 
 def test_sizes_by_hand() -> None:
     # Three samples of ten numbers each.
-    assert [wire_bytes(each, 3, 40) for each in COMPRESSIONS] == [120, 60, 3 * (10 + 4)]
+    assert [wire_bytes(each, 3, 40, 4) for each in COMPRESSIONS] == [120, 60, 3 * (10 + 4)]
+    # Ten numbers of half precision: bf16 changes nothing.
+    assert [wire_bytes(each, 3, 20, 2) for each in COMPRESSIONS] == [60, 60, 3 * (10 + 4)]
     # Nothing stays nothing, and what is left of a last number counts as a whole one.
-    assert [wire_bytes(each, 3, 0) for each in COMPRESSIONS] == [0, 0, 0]
-    assert [wire_bytes(each, 1, 41) for each in COMPRESSIONS] == [41, 22, 15]
+    assert [wire_bytes(each, 3, 0, 4) for each in COMPRESSIONS] == [0, 0, 0]
+    assert [wire_bytes(each, 1, 41, 4) for each in COMPRESSIONS] == [41, 22, 15]
 
 
-@given(st.sampled_from(COMPRESSIONS), st.integers(0, 100), st.integers(0, 100), st.integers(0, 10**6))
+@given(
+    st.sampled_from(COMPRESSIONS),
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.integers(0, 10**6),
+    st.sampled_from([2, 4]),
+)
 def test_a_transfer_has_the_bytes_of_its_samples(
-    compression: str, samples: int, others: int, sample_bytes: int
+    compression: str, samples: int, others: int, sample_bytes: int, number_bytes: int
 ) -> None:
-    together = wire_bytes(compression, samples + others, sample_bytes)
-    assert together == wire_bytes(compression, samples, sample_bytes) + wire_bytes(compression, others, sample_bytes)
+    def sent(count: int) -> int:
+        return wire_bytes(compression, count, sample_bytes, number_bytes)
+
+    assert sent(samples + others) == sent(samples) + sent(others)
 
 
 def sends(scenario: Scenario, plan: Plan) -> list[Event]:

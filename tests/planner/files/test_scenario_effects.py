@@ -26,7 +26,7 @@ from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
-from planner.scenario.training import ELEMENT_BYTES, OPTIMIZER_STATES, SHAPES, LearningRateSchedule, Optimizer, Training
+from planner.scenario.training import OPTIMIZER_STATES, PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
 from tests.helpers.scenarios.builders import chain_scenario
 from traces.common.errors import InputError
 
@@ -423,7 +423,7 @@ TRAININGS = st.builds(
     st.integers(1, 10**6),
     st.integers(0, 10**6),
     OPTIMIZERS,
-    st.sampled_from(sorted(ELEMENT_BYTES)),
+    st.sampled_from(sorted(PRECISIONS)),
     st.integers(0, 2**62),
     st.none() | st.floats(1e-6, 1e6),
     st.booleans(),

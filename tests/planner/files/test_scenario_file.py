@@ -139,14 +139,14 @@ def test_what_training_and_packets_can_say(folder: Path) -> None:
     text = text.replace(
         "weight_decay: 0.1}",
         "weight_decay: 0.1, schedule: {shape: cosine, warmup_steps: 10,\n    "
-        "decay_steps: 100, final_share: 0.1}}\n  precision: bf16-mixed\n  clip_norm: 1\n  noise_scale: true",
+        "decay_steps: 100, final_share: 0.1}}\n  precision: bf16\n  clip_norm: 1\n  noise_scale: true",
     )
     (folder / "scenario.yaml").write_text(text)
     scenario = read_scenario(folder / "scenario.yaml")
     packets = [(link.jitter_s, link.loss) for link in scenario.cluster.links]
     assert packets == [(0.0, 0.0), (0.005, 0.001), (0.005, 0.001), (0.0, 0.0), (0.0, 0.0)]
     optimizer = Optimizer("adamw", 0.001, 0.9, 0.1, LearningRateSchedule("cosine", 10, 100, 0.1))
-    assert scenario.training == Training(32, 4, optimizer, "bf16-mixed", 7, 1.0, True)
+    assert scenario.training == Training(32, 4, optimizer, "bf16", 7, 1.0, True)
 
 
 def test_a_resolved_scenario_and_back(folder: Path) -> None:

@@ -352,8 +352,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "unknown precision": (
         "  global_batch: 32",
-        "  global_batch: 32\n  precision: fp8",
-        ("36: training.precision", "'fp8' is not valid", "'fp32'"),
+        "  global_batch: 32\n  precision: bf16-mixed",
+        ("36: training.precision", "unknown precision 'bf16-mixed'", "did you mean 'bf16'"),
     ),
     "layer of two kinds": (
         "      times:",

@@ -65,8 +65,21 @@ def test_a_kind_without_the_precision_computes_in_fp32() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown precision 'fp8'.*valid: fp32, tf32, fp16, bf16"):
-        roofline_layer(HEAVY, [KIND], "fp8")
+    with pytest.raises(InputError, match=r"unknown precision 'fp4'.*valid: fp32, tf32, bf16, fp16, fp8"):
+        roofline_layer(HEAVY, [KIND], "fp4")
+
+
+def test_half_precision_moves_half_the_bytes() -> None:
+    work = LayerWork("wide", 1.0, 8_000_000, 4_000_000, 2_100_000, fixed_bytes=100_000)
+    layer = roofline_layer(work, [KIND], "fp16")
+    # The parameters stay float32; the passes read their copy.
+    assert (layer.parameter_bytes, layer.output_bytes, layer.activation_bytes) == (8_000_000, 2_000_000, 1_100_000)
+    moved_bytes = 4_000_000 + 8 * (2_000_000 + ACTIVATION_PASSES * 1_100_000)
+    assert layer.times["made-up"].at(8).forward_s == pytest.approx(
+        LAUNCH_OVERHEAD_S + moved_bytes / (MEMORY_EFFICIENCY * 1e10)
+    )
+    heavy = roofline_layer(HEAVY, [KIND], "fp16").times["made-up"].at(64)
+    assert heavy.forward_s == pytest.approx(LAUNCH_OVERHEAD_S + 64 * 1e9 / (COMPUTE_EFFICIENCY["fp16"] * 4e12))
 
 
 @pytest.mark.parametrize("flop", [-1.0, float("nan"), float("inf")])

@@ -155,7 +155,7 @@ def test_what_only_training_knows_changes_no_event(case: tuple[Scenario, Plan]) 
     scenario, plan = case
     optimizer = Optimizer("sgd", 0.5, schedule=LearningRateSchedule("cosine", 3, 10, 0.1))
     training = replace(
-        scenario.training, optimizer=optimizer, precision="bf16-mixed", clip_norm=1.0, noise_scale=True, seed=3
+        scenario.training, optimizer=optimizer, precision="bf16", clip_norm=1.0, noise_scale=True, seed=3
     )
     other = replace(scenario, training=training)
     assert Simulator().run(other, plan, None, 2).events == Simulator().run(scenario, plan, None, 2).events

@@ -1,0 +1,49 @@
+"""Number formats of a run: torch's autocast over the layers of a step, and the type of what passes between layers."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+
+import torch
+
+# Formats of matrix products and activations by precision; a precision that is missing computes in float32.
+_HALF: Mapping[str, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+
+
+def boundary_dtype(precision: str) -> torch.dtype:
+    """Return the type of the outputs that pass between layers, and of their gradients.
+
+    Also between two layers of one stage: training then does not depend on where the plan cuts the model.
+    """
+    return _HALF.get(precision, torch.float32)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which torch computes layers in a precision, one of `planner.scenario.training.PRECISIONS`.
+
+    Parameters stay float32; torch converts them where they are used.
+    """
+    if precision not in _HALF:
+        return nullcontext()
+    return torch.autocast(device.type, _HALF[precision])
+
+
+@contextmanager
+def shared_copies() -> Iterator[None]:
+    """Return a context for all passes of a step, in which the microbatches share one converted copy of each parameter.
+
+    Otherwise each forward would make copies, which its microbatch would hold until backward.
+    """
+    # Torch drops its copies when the outermost of nested contexts ends.
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
+def use_tensor_cores(precision: str) -> None:
+    """Have matrix products and convolutions of float32 numbers on GPUs use TF32 in precision ``tf32`` only."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
