@@ -10,8 +10,8 @@ from torch import nn
 
 from executor.training.device import CPU, synchronize
 from executor.training.models.loading import LoadedModel, SampleShape
+from executor.training.models.precision import autocast, boundary_dtype, shared_copies
 from executor.training.models.trainable import DataOrder
-from executor.training.precision import autocast, boundary_dtype, shared_copies
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.training import Training
 

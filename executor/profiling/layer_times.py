@@ -27,9 +27,9 @@ from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
 from executor.training.device import CPU, compute_device, from_payloads, synchronize, threads_of_a_rank, to_payload
 from executor.training.models.loading import LoadedModel, SampleShape, load_with_sizes
+from executor.training.models.precision import shared_copies
 from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
-from executor.training.precision import shared_copies
 from executor.training.stage_module import Loss, StageModule
 from executor.transport.rendezvous import connect
 from planner.scenario.training import Training

@@ -17,8 +17,8 @@ from executor.training.compute import PacedCompute
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel
+from executor.training.models.precision import boundary_dtype, use_tensor_cores
 from executor.training.noise_scale import NoiseMeasuringCompute
-from executor.training.precision import boundary_dtype, use_tensor_cores
 from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
@@ -55,10 +55,14 @@ class RankConfig:
         if self.device not in plan.devices:
             return None
         program = device_program(plan, self.scenario, self.device)
-        if self.run.compute == "real" or self.leads(plan):
+        if self.run.compute == "real":
             return program
         # In paced compute only the first device of a tensor-parallel group runs the program; the others do nothing.
-        return replace(program, work=(), synchronisations=(), update_s=0.0)
+        if not self.leads(plan):
+            return replace(program, work=(), synchronisations=(), update_s=0.0)
+        return replace(
+            program, synchronisations=tuple(replace(sync, in_one_message=True) for sync in program.synchronisations)
+        )
 
     def leads(self, plan: Plan) -> bool:
         """Return whether a plan uses this rank's device alone, or as the first one of a tensor-parallel group."""

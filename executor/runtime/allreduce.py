@@ -39,13 +39,13 @@ class GradientExchange:
                 # A copy: a later round may change this part while the message is still in transit.
                 payload = gradient[slice(*exchange.send)].clone().view(torch.uint8)
                 self._send(current, sync, exchange.round, sync.devices[exchange.send_to], payload)
-                sent_bytes += payload.numel()
+                sent_bytes += sync.messages * payload.numel()
             if exchange.receive_from is not None:
                 handle = posted.exchanges.pop((sync.first_layer, exchange.round))
                 received = handle.wait().view(gradient.dtype)
                 # The row has no duration, since the row of the whole sum includes the wait.
                 arrival_s = (handle.arrived_s, handle.arrived_s)
-                source, size_bytes = sync.devices[exchange.receive_from], handle.size_bytes
+                source, size_bytes = sync.devices[exchange.receive_from], sync.messages * handle.size_bytes
                 self._recorder.log(program.exchange_event(EventKind.RECEIVE, step, source, size_bytes, *arrival_s))
                 if exchange.adds:
                     gradient[slice(*exchange.receive)] += received
@@ -58,7 +58,9 @@ class GradientExchange:
         if self._probes is not None:
             self._probes.precede(current, target)
         start_s = self._clock.now_s()
-        event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, payload.numel())
+        # The row stands for the whole tensor-parallel group, whose other devices log nothing.
+        size_bytes = sync.messages * payload.numel()
+        event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, size_bytes)
         departed = self._recorder.sending(current.step, event, start_s)
         self._transport.send(target, sync_tag(current.step, sync.first_layer, number), payload, start_s, departed)
 

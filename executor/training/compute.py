@@ -131,7 +131,7 @@ class PacedCompute:
 
     def gradient(self, sync: GradientSync) -> torch.Tensor:
         """Return zeros in place of a gradient."""
-        return torch.zeros(sync.elements)
+        return torch.zeros(sync.elements * sync.shards)
 
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
         """Ignore the summed gradient."""

@@ -15,9 +15,9 @@ from executor.training.compute import PacedCompute, Performed
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.models.loading import LoadedModel, SampleShape
+from executor.training.models.precision import shared_copies
 from executor.training.models.trainable import DataOrder, TensorParallelModel
 from executor.training.optimizer import UpdateRule, group_squared_norm
-from executor.training.precision import shared_copies
 from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
 from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters

@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.precision import autocast, boundary_dtype
+from executor.training.models.precision import autocast, boundary_dtype
 from executor.training.split_backward import GradBucketHooks, WeightStore
 
 Loss = Callable[[torch.Tensor], torch.Tensor]

@@ -14,6 +14,7 @@ from planner.files.documents import Document
 from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
+from planner.scenario.sharding import Sharding
 from traces.common.atomic import check_place, write_text_atomically
 from traces.common.errors import InputError
 from traces.common.units import parse_duration_s, parse_flop
@@ -99,10 +100,28 @@ def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": layer.name, **({"repeat": repeat} if repeat > 1 else {})}
     entry |= {key: f"{size} B" for key, size in sizes.items()}
     if isinstance(layer, LayerWork):
-        return entry | {
-            "forward": _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
-        }
+        forward = _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
+        fixed = {"fixed": f"{layer.fixed_bytes} B"} if layer.fixed_bytes else {}
+        return entry | {"forward": forward, **fixed, **_shard(layer.sharding)}
     return entry | {"times": {kind: _times(table, layer.update_s.get(kind)) for kind, table in layer.times.items()}}
+
+
+def _shard(sharding: Sharding | None) -> dict[str, Any]:
+    if sharding is None:
+        return {}
+    sums = {"forward": sharding.forward_sums, "backward": sharding.backward_sums}
+    return {
+        "shard": {
+            "parts": sharding.parts,
+            "parameters": f"{sharding.whole_parameter_bytes} B",
+            "activation": f"{sharding.whole_activation_bytes} B",
+            **{
+                key: {"count": each.count, "bytes": f"{each.sample_bytes} B"}
+                for key, each in sums.items()
+                if each.count
+            },
+        }
+    }
 
 
 def _times(table: TimeTable, update_s: float | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ get bitwise equal sums.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Empty range of elements, for an exchange that only sends or only receives.
 NOTHING = (0, 0)
@@ -58,6 +58,12 @@ class Exchange:
     def receive_elements(self) -> int:
         """Number of elements received."""
         return self.receive[1] - self.receive[0]
+
+    def times(self, count: int) -> "Exchange":
+        """Return the exchange of ``count`` times as many elements."""
+        first_sent, end_sent = self.send
+        first, end = self.receive
+        return replace(self, send=(count * first_sent, count * end_sent), receive=(count * first, count * end))
 
 
 def ring_exchanges(elements: int, participants: int, position: int) -> tuple[Exchange, ...]:

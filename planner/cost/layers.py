@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.memory import state_bytes
+from planner.cost.tensor_parallel import slowest_group, with_group_sums
 from planner.scenario.profile import NO_TIME, ComputeTimes
 from planner.scenario.scenario import Scenario
 
@@ -62,6 +63,11 @@ def layer_table(scenario: Scenario, kind: str, samples: int, degree: int = 1, *,
     model = scenario.model.at_degree(degree)
     layers = range(len(model.layers))
     times = [model.times(layer, layer + 1, kind, samples) for layer in layers]
+    if degree > 1:
+        group = slowest_group(scenario, kind, degree)
+        times = [
+            with_group_sums(each, scenario, range(layer, layer + 1), samples, group) for layer, each in enumerate(times)
+        ]
     layer_s = np.array([each.total_s + (each.forward_s if recompute else 0.0) for each in times])
     return LayerTable(
         layer_s,

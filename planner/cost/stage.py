@@ -10,6 +10,7 @@ from planner.cost.layers import with_launches
 from planner.cost.link_sharing import boundary_samples
 from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
 from planner.cost.network import message_bytes, nominal_path
+from planner.cost.tensor_parallel import interconnect, with_group_sums, with_received
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario
@@ -19,7 +20,8 @@ from planner.schedules.kernel.problem import Floats, SchedulingProblem
 def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> ComputeTimes:
     """Return the compute times of a replica for a microbatch of ``samples``.
 
-    If the stage recomputes, the time of the input gradient includes another forward.
+    On a tensor-parallel group the times include the messages among its devices. If the stage recomputes, the time of
+    the input gradient includes another forward.
 
     Raises:
         InputError: The profile has no times for the replica's device kind or degree of tensor parallelism.
@@ -27,9 +29,12 @@ def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: i
     model = scenario.model.at_degree(replica.tensor_parallel)
     kind = scenario.cluster.by_name[replica.device].kind
     times = model.times(stage.first_layer, stage.end_layer, kind, samples)
-    if not stage.recompute:
-        return times
-    return replace(times, backward_input_s=times.forward_s + times.backward_input_s)
+    group = interconnect(scenario, replica.devices) if replica.partners and samples else None
+    if group is not None:
+        times = with_group_sums(times, scenario, stage.layers, samples, group)
+    if stage.recompute:
+        times = replace(times, backward_input_s=times.forward_s + times.backward_input_s)
+    return times if group is None else with_received(times, scenario, stage, samples, group)
 
 
 # Cached, because every step calls this for its plan.

@@ -40,9 +40,13 @@ class GradientSync:
 
     Attributes:
         devices: Names of the devices that hold these layers, in the order of the plan.
-        elements: Number of elements to sum.
+        elements: Number of elements to sum on each device.
         algorithm: One of `planner.plan.plan.ALGORITHMS`.
         regions: Region of each device.
+        shards: Number of devices of a tensor-parallel group for which each of ``devices`` stands: each of them sums a
+            shard of its own at the same time, over the same links.
+        in_one_message: Whether each of ``devices`` sends the shards of its whole group, as in paced runs; in training
+            each device of a group sends its own.
     """
 
     first_layer: int
@@ -51,10 +55,22 @@ class GradientSync:
     elements: int
     algorithm: str
     regions: tuple[str, ...]
+    shards: int = 1
+    in_one_message: bool = False
+
+    @property
+    def messages(self) -> int:
+        """Number of equal messages, by as many devices of a group, for which one exchange of a device stands."""
+        return 1 if self.in_one_message else self.shards
+
+    def sent_bytes(self, exchange: Exchange) -> int:
+        """Return the bytes that a device, with the rest of its group, sends in an exchange."""
+        return exchange.send_elements * FLOAT32_BYTES * self.messages
 
     def exchanges(self, device: str) -> tuple[Exchange, ...]:
         """Return a device's exchanges in the order of rounds; positions in exchanges are indices into ``devices``."""
-        return all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
+        exchanges = all_reduce(self.algorithm, self.elements, self.regions, self.devices.index(device))
+        return tuple(each.times(self.shards) for each in exchanges) if self.in_one_message else exchanges
 
     def among(self, devices: Iterable[str]) -> "GradientSync":
         """Return the same all-reduce over other devices, which take the positions and regions of the present ones."""
@@ -78,13 +94,13 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
     for run in _runs(pipelines, plan, scenario):
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
         devices = tuple(replica.device for replica in replicas)
-        # The devices of a tensor-parallel group sum their shards at the same time; the first device's shard counts.
         degree = min(replica.tensor_parallel for replica in replicas)
         shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
         elements = shard_bytes // FLOAT32_BYTES
         if len(devices) > 1 and elements > 0:
             regions = tuple(scenario.cluster.by_name[device].region for device in devices)
-            yield GradientSync(run[0], run[-1] + 1, devices, elements, plan.synchronisation.algorithm, regions)
+            algorithm = plan.synchronisation.algorithm
+            yield GradientSync(run[0], run[-1] + 1, devices, elements, algorithm, regions, degree)
 
 
 def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.files.documents import Location
 from planner.files.parsing import (
     BitsPerSecond,
     Bytes,
@@ -22,10 +23,11 @@ from planner.files.parsing import (
 )
 from planner.files.trace import TraceEntry, read_trace_entry
 from planner.scenario.cluster import Cluster, ClusterError, Device, Link
-from planner.scenario.datasheet import DATASHEET, DeviceKind, find_kind
+from planner.scenario.datasheet import DATASHEET, INTERCONNECTS, REACHED_SHARE, DeviceKind, find_kind
 from planner.scenario.size_curve import SizeCurve
 from planner.scenario.training import PRECISIONS
 from traces.common.errors import InputError, find_by_name, unknown_name
+from traces.common.units import parse_bytes_per_second
 
 
 @file_entry
@@ -46,6 +48,29 @@ class DeviceEntry:
     kind: str
     region: Name
     host: Name | None = None
+    interface: BitsPerSecond | None = None
+    memory: Bytes | None = None
+    price_usd_per_hour: NotNegative = 0.0
+
+
+@file_entry
+class HostEntry:
+    """A machine with several equal devices, which are named ``NAME-0``, ``NAME-1`` and so on.
+
+    Attributes:
+        name: Name of the machine.
+        devices: Number of its devices.
+        interconnect: How they are connected: a name of the datasheet, such as ``nvlink-3`` or ``pcie-4``, or the rate
+            that each device reaches in each direction.
+        interface: Rate of the network interface that all its devices share, in each direction; no limit if absent.
+        price_usd_per_hour: Rent of each device in US dollars per hour.
+    """
+
+    name: Name
+    kind: str
+    region: Name
+    devices: Annotated[int, Field(ge=1, le=1024)]
+    interconnect: str
     interface: BitsPerSecond | None = None
     memory: Bytes | None = None
     price_usd_per_hour: NotNegative = 0.0
@@ -103,9 +128,10 @@ class LinkEntry:
 
 @file_entry
 class ClusterEntry:
-    """Devices, links, and device kinds that are not in the datasheet (``kinds``)."""
+    """Devices, alone or in ``hosts``, links, and device kinds that are not in the datasheet (``kinds``)."""
 
-    devices: tuple[DeviceEntry, ...]
+    devices: tuple[DeviceEntry, ...] = ()
+    hosts: tuple[HostEntry, ...] = ()
     links: tuple[LinkEntry, ...] = ()
     kinds: dict[str, KindEntry] = field(default_factory=dict)
 
@@ -126,15 +152,16 @@ def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
         for name, kind in entry.kinds.items()
     }
     kinds = {}
-    for index, device in enumerate(entry.devices):
-        if device.kind in own:
-            kinds[device.kind] = own[device.kind]
+    named = [("devices", index, each.kind) for index, each in enumerate(entry.devices)]
+    for key, index, kind in [*named, *(("hosts", index, each.kind) for index, each in enumerate(entry.hosts))]:
+        if kind in own:
+            kinds[kind] = own[kind]
             continue
         try:
-            kinds[device.kind] = find_kind(device.kind)
+            kinds[kind] = find_kind(kind)
         except InputError:
-            where = part.where("devices", index, "kind")
-            raise unknown_name("device kind", device.kind, [*own, *DATASHEET], where=where) from None
+            where = part.where(key, index, "kind")
+            raise unknown_name("device kind", kind, [*own, *DATASHEET], where=where) from None
     return kinds
 
 
@@ -150,17 +177,58 @@ def _peaks(entry: KindEntry, where: str) -> Mapping[str, float]:
 
 
 def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> Cluster:
-    devices = tuple(_device(device, kinds[device.kind]) for device in entry.devices)
+    devices = [_device(device, kinds[device.kind]) for device in entry.devices]
     links = [_links(link, part, index) for index, link in enumerate(entry.links)]
-    # An entry with `between` makes two links.
-    entry_of_link = [index for index, made in enumerate(links) for _ in made]
+    # The place in the file of each device and link: an entry with `between` makes two links, a host several devices.
+    places: dict[str, list[Location]] = {
+        "devices": [("devices", index) for index in range(len(devices))],
+        "links": [("links", index) for index, made in enumerate(links) for _ in made],
+    }
+    for index, host in enumerate(entry.hosts):
+        devices += _host_devices(host, kinds[host.kind])
+        links.append([_interconnect(host, part.where("hosts", index, "interconnect"))])
+        places["devices"] += [("hosts", index)] * host.devices
+        places["links"].append(("hosts", index))
     try:
-        return Cluster(devices, tuple(chain.from_iterable(links)))
+        return Cluster(tuple(devices), tuple(chain.from_iterable(links)))
     except ClusterError as error:
-        place = error.location
-        if place[0] == "links":
-            place = ("links", entry_of_link[int(place[1])], *place[2:])
+        key, *inner = error.location
+        place = (*places[str(key)][int(inner[0])], *inner[1:]) if inner else (key,)
         raise InputError(error.problem, part.where(*place), error.valid) from None
+
+
+def _host_devices(entry: HostEntry, kind: DeviceKind) -> list[Device]:
+    memory_bytes = kind.memory_bytes if entry.memory is None else entry.memory
+    interface_bps = math.inf if entry.interface is None else entry.interface
+    return [
+        Device(
+            f"{entry.name}-{number}",
+            entry.kind,
+            entry.region,
+            memory_bytes,
+            entry.price_usd_per_hour,
+            entry.name,
+            interface_bps,
+        )
+        for number in range(entry.devices)
+    ]
+
+
+def _interconnect(entry: HostEntry, where: str) -> Link:
+    """Return the link inside a host."""
+    kind = INTERCONNECTS.get(entry.interconnect)
+    if kind is not None:
+        return Link(entry.name, entry.name, REACHED_SHARE * kind.bandwidth_bps, kind.latency_s)
+    try:
+        bandwidth_bps = 8 * parse_bytes_per_second(entry.interconnect)
+    except InputError:
+        known = ", ".join(INTERCONNECTS)
+        raise InputError(
+            f"there is no interconnect '{entry.interconnect}'",
+            where=where,
+            valid=f"choose among {known}, or give the rate of a device, such as '100 GB/s'",
+        ) from None
+    return Link(entry.name, entry.name, bandwidth_bps, 0.0)
 
 
 def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:

@@ -1,15 +1,21 @@
 """Reads the ``model`` of a scenario and resolves it to the costs of its layers."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import field, replace
-from itertools import chain
+from typing import Annotated
 
+from pydantic import Field, WithJsonSchema
+
+from planner.files.importers.huggingface import read_huggingface
 from planner.files.importers.sailor import read_sailor
 from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
-from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
-from planner.scenario.roofline import LayerWork, roofline_layer
+from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, TimeTable
+from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
 from planner.scenario.scenario import ModelCode
-from traces.common.errors import InputError
+from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
+from traces.common.errors import InputError, find_by_name
 
 
 @file_entry
@@ -24,8 +30,41 @@ class TimesEntry:
 
 
 @file_entry
+class SumsEntry:
+    """Sums over a tensor-parallel group in one pass: their number, and the bytes of a sample in all of them."""
+
+    count: Positive
+    bytes: Bytes
+
+
+@file_entry
+class ShardEntry:
+    """How a tensor-parallel group divides a layer, in numbers.
+
+    Attributes:
+        parts: The number of devices must divide this number; 0 for any number of devices.
+        parameters: Parameters that every device holds whole.
+        activation: Saved activations of a sample that every device holds whole.
+        forward: Sums over the group in the forward; none if absent.
+        backward: Sums over the group in the input gradient; none if absent.
+    """
+
+    parts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    parameters: Bytes = 0
+    activation: Bytes = 0
+    forward: SumsEntry | None = None
+    backward: SumsEntry | None = None
+
+
+@file_entry
 class LayerEntry:
-    """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind."""
+    """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind.
+
+    Attributes:
+        fixed: The part of ``activation`` that half precision does not make smaller.
+        shard: How the devices of a host can divide the layer by tensor parallelism: ``column``, ``row``, ``heads``,
+            ``block`` or ``vocabulary``, or in numbers. Without it, each of them computes the whole layer.
+    """
 
     name: Name
     repeat: Positive = 1
@@ -34,6 +73,8 @@ class LayerEntry:
     activation: Bytes
     forward: Flop | None = None
     times: dict[str, TimesEntry] | None = None
+    fixed: Bytes = 0
+    shard: Annotated[str, WithJsonSchema({"enum": list(SHARDINGS)})] | ShardEntry | None = None
 
 
 @file_entry
@@ -47,21 +88,30 @@ class SailorEntry:
 
 @file_entry
 class ModelEntry:
-    """A model: its layers or a published profile, and the file with its ``code`` for runs with real compute.
+    """A model: its layers, a published profile, or a Hugging Face ``config.json`` for samples of ``tokens`` tokens.
 
-    ``precision`` is that in which times and sizes were measured; layers with ``forward`` have the sizes of float32.
+    Attributes:
+        precision: The precision in which times and sizes were measured; layers with ``forward`` have float32 sizes.
+        code: The file with the model's code, for runs with real compute.
     """
 
     name: Name
     precision: str | None = None
     layers: tuple[LayerEntry, ...] | None = None
     sailor: SailorEntry | None = None
+    huggingface: str | None = None
+    tokens: Positive | None = None
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
 
 
-def read_model(part: Part, kinds: dict[str, DeviceKind], precision: str) -> tuple[ModelProfile, ModelCode | None]:
-    """Return the model's costs on these device kinds in a precision, and its code; None without the key ``code``."""
+def read_model(
+    part: Part, kinds: dict[str, DeviceKind], precision: str, most_devices: int = 1
+) -> tuple[ModelProfile, ModelCode | None]:
+    """Return the model's costs on these device kinds in a precision, and its code; None without the key ``code``.
+
+    ``most_devices`` is the largest number of devices that a tensor-parallel group can have: those of a host.
+    """
     entry = part.parse(ModelEntry)
     if entry.precision not in (None, precision):
         raise InputError(
@@ -69,19 +119,32 @@ def read_model(part: Part, kinds: dict[str, DeviceKind], precision: str) -> tupl
             where=part.where("precision"),
             valid=f"set 'precision: {entry.precision}' in 'training', or measure it with '--precision {precision}'",
         )
-    if (entry.layers is None) == (entry.sailor is None):
-        raise InputError("the model needs its costs", where=part.where(), valid="give one of 'layers' and 'sailor'")
+    sources = (entry.layers, entry.sailor, entry.huggingface)
+    if sum(each is not None for each in sources) != 1:
+        raise InputError(
+            "the model needs its costs",
+            where=part.where(),
+            valid="give one of 'layers', 'sailor' and 'huggingface'",
+        )
+    if (entry.tokens is None) != (entry.huggingface is None):
+        raise InputError(
+            "'tokens' and 'huggingface' belong together",
+            where=part.where(),
+            valid="give 'tokens: 2048', the length of a sample, with a 'huggingface' config.json, and only with it",
+        )
     if entry.sailor is not None:
         sailor = entry.sailor
         profile = read_sailor(part.path(sailor.times), part.path(sailor.sizes), sailor.model)
-        model = ModelProfile(entry.name, profile.layers, profile.sharded)
-    else:
-        assert entry.layers is not None
-        if not entry.layers:
-            raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
-        layers = (_layer(layer, kinds, part, index, precision) for index, layer in enumerate(entry.layers))
-        model = ModelProfile(entry.name, tuple(chain.from_iterable(layers)))
-    return model, _code(entry, part)
+        return ModelProfile(entry.name, profile.layers, profile.sharded), _code(entry, part)
+    layers = _huggingface(entry, part) if entry.layers is None else _layers(entry.layers, part)
+    works = [layer for layer in layers if isinstance(layer, LayerWork)]
+    sharded = {}
+    if len(works) == len(layers):
+        sharded = sharded_models(entry.name, works, kinds.values(), precision, most_devices)
+    profiles = tuple(
+        roofline_layer(layer, kinds.values(), precision) if isinstance(layer, LayerWork) else layer for layer in layers
+    )
+    return ModelProfile(entry.name, profiles, sharded), _code(entry, part)
 
 
 def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
@@ -97,27 +160,74 @@ def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
     return ModelCode(path, entry.arguments)
 
 
-def _layer(
-    entry: LayerEntry, kinds: dict[str, DeviceKind], part: Part, index: int, precision: str
-) -> list[LayerProfile]:
+def _huggingface(entry: ModelEntry, part: Part) -> Sequence[LayerWork]:
+    assert entry.huggingface is not None, "it was checked"
+    assert entry.tokens is not None, "it was checked"
+    shape = read_huggingface(part.path(entry.huggingface))
+    try:
+        layers = shape.layers(entry.tokens)
+    except InputError as error:
+        raise InputError(error.problem, part.where("tokens"), error.valid) from None
+    numbers = Counter(layer.name for layer in layers)
+    return [
+        replace(layer, name=f"{layer.name}-{index}") if numbers[layer.name] > 1 else layer
+        for index, layer in enumerate(layers)
+    ]
+
+
+def _layers(entries: Sequence[LayerEntry], part: Part) -> list[LayerProfile | LayerWork]:
+    if not entries:
+        raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
+    layers: list[LayerProfile | LayerWork] = []
+    input_bytes = 0
+    for index, entry in enumerate(entries):
+        layers += _repeated(entry, part, index, input_bytes)
+        input_bytes = entry.output
+    return layers
+
+
+def _repeated(entry: LayerEntry, part: Part, index: int, input_bytes: int) -> Sequence[LayerProfile | LayerWork]:
+    """Return the layer of an entry as often as it says; ``input_bytes`` is the size of its input for one sample."""
     where = part.where("layers", index)
     if (entry.forward is None) == (entry.times is None):
         raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
     sizes = (entry.parameters, entry.output, entry.activation)
+    first: LayerProfile | LayerWork
+    other: LayerProfile | LayerWork
     try:
         if entry.forward is not None:
-            layer = roofline_layer(LayerWork(entry.name, entry.forward, *sizes), kinds.values(), precision)
+            work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed)
+            # From the second of equal layers on, the input is the output of another one.
+            first, other = (replace(work, sharding=_sharding(entry, size)) for size in (input_bytes, entry.output))
         else:
-            assert entry.times is not None
-            tables = {
-                kind: TimeTable(times.samples, times.forward, times.backward_input, times.backward_weight)
-                for kind, times in entry.times.items()
-            }
-            updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
-            layer = LayerProfile(entry.name, *sizes, tables, updates)
+            first = other = _measured(entry)
     except InputError as error:
         raise error.within(where) from None
     if entry.repeat == 1:
-        return [layer]
-    names = (f"{entry.name}-{number}" for number in range(entry.repeat))
-    return [replace(layer, name=name) for name in names]
+        return [first]
+    return [replace(first if number == 0 else other, name=f"{entry.name}-{number}") for number in range(entry.repeat)]
+
+
+def _measured(entry: LayerEntry) -> LayerProfile:
+    assert entry.times is not None
+    if entry.shard is not None:
+        raise InputError("a layer with measured times cannot be divided", "shard", "remove 'shard', or give 'forward'")
+    tables = {
+        kind: TimeTable(times.samples, times.forward, times.backward_input, times.backward_weight)
+        for kind, times in entry.times.items()
+    }
+    updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
+    return LayerProfile(entry.name, entry.parameters, entry.output, entry.activation, tables, updates)
+
+
+def _sharding(entry: LayerEntry, input_bytes: int) -> Sharding | None:
+    shard = entry.shard
+    if shard is None:
+        return None
+    if isinstance(shard, str):
+        find_by_name(shard, dict.fromkeys(SHARDINGS), "sharding", where="shard")
+        return named_sharding(shard, input_bytes, entry.output, entry.activation, is_first=not input_bytes)
+    forward, backward = (
+        NO_SUMS if sums is None else GroupSums(sums.count, sums.bytes) for sums in (shard.forward, shard.backward)
+    )
+    return Sharding(shard.parts, shard.parameters, shard.activation, forward, backward)

@@ -1,5 +1,6 @@
 """Reads scenarios from YAML files, and converts all quantities to SI units."""
 
+from collections import Counter
 from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -119,7 +120,8 @@ def scenario_in(document: Document) -> Scenario:
     name = parse(Name, document, value["name"], ("name",))
     cluster, kinds = read_cluster(Part(document, "cluster"))
     training = _training(Part(document, "training"))
-    model, code = read_model(Part(document, "model"), kinds, training.precision)
+    most_devices = max(Counter(device.machine for device in cluster.devices).values())
+    model, code = read_model(Part(document, "model"), kinds, training.precision, most_devices)
     _refuse_no_work(model, cluster, document)
     effects = read_effects(document, cluster)
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()

@@ -117,3 +117,43 @@ _KINDS = (
 # fmt: on
 
 DATASHEET: Mapping[str, DeviceKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+
+
+@dataclass(frozen=True)
+class InterconnectKind:
+    """How the GPUs of a host are connected.
+
+    Attributes:
+        bandwidth_bps: Rate of each GPU, each way, as the vendor gives it, bits per second.
+        latency_s: Time for one hop of a collective operation, seconds.
+        source: Document of the vendor.
+    """
+
+    bandwidth_bps: float
+    latency_s: float
+    source: str
+
+
+# Share of the vendor's rate that all-reduces reach: 208 of 300 GB/s between two A100 over NVLink 3
+# (github.com/NVIDIA/nccl-tests, issue 178, large messages). Assumed for the others too.
+REACHED_SHARE = 0.69
+
+# Time for a hop. Assumption: all-reduces of a few bytes over 8 GPUs, of 14 hops, take 25 us over NVLink, and twice as
+# long over PCIe.
+_NVLINK_S, _PCIE_S = 1.8e-6, 3.6e-6
+
+
+def _gigabytes(gigabytes_per_s: float, latency_s: float, source: str) -> InterconnectKind:
+    return InterconnectKind(8e9 * gigabytes_per_s, latency_s, source)
+
+
+INTERCONNECTS: Mapping[str, InterconnectKind] = MappingProxyType(
+    {
+        "nvlink-2": _gigabytes(150, _NVLINK_S, "NVIDIA V100 datasheet (SXM2), 2018: 300 GB/s both ways"),
+        "nvlink-3": _gigabytes(300, _NVLINK_S, "NVIDIA A100 datasheet (SXM4), 2020: 600 GB/s both ways"),
+        "nvlink-4": _gigabytes(450, _NVLINK_S, "NVIDIA H100 datasheet (SXM5), 2023: 900 GB/s both ways"),
+        "pcie-3": _gigabytes(15.75, _PCIE_S, "PCI Express Base Specification 3.0, 2010: 16 lanes"),
+        "pcie-4": _gigabytes(31.5, _PCIE_S, "PCI Express Base Specification 4.0, 2017: 16 lanes"),
+        "pcie-5": _gigabytes(63, _PCIE_S, "PCI Express Base Specification 5.0, 2019: 16 lanes"),
+    }
+)

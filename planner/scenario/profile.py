@@ -90,6 +90,27 @@ class TimeTable:
         return max(0.0, times_s[left] + slope * (samples - counts[left]))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSums:
+    """All-reduces over the devices of a tensor-parallel group in one pass of a layer.
+
+    An all-gather moves half as many bytes as an all-reduce, and counts as one of half of its bytes.
+
+    Attributes:
+        count: Number of all-reduces.
+        sample_bytes: Bytes that all of them together sum for one sample.
+    """
+
+    count: int = 0
+    sample_bytes: int = 0
+
+    def __add__(self, other: "GroupSums") -> "GroupSums":
+        return GroupSums(self.count + other.count, self.sample_bytes + other.sample_bytes)
+
+
+NO_SUMS = GroupSums()
+
+
 @dataclass(frozen=True)
 class LayerProfile:
     """One layer of a model.
@@ -99,6 +120,9 @@ class LayerProfile:
         activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
         times: Time table of the layer for each device kind.
         update_s: Seconds of the optimizer's update of the layer for each device kind; a missing kind was not measured.
+        forward_sums: Sums over the tensor-parallel group in the forward, whose time ``times`` does not include; none if
+            the layer is whole, or if its times were measured in a group.
+        backward_sums: The same of the input gradient.
     """
 
     name: str
@@ -107,6 +131,8 @@ class LayerProfile:
     activation_bytes: int
     times: Mapping[str, TimeTable]
     update_s: Mapping[str, float] = field(default_factory=dict)
+    forward_sums: GroupSums = NO_SUMS
+    backward_sums: GroupSums = NO_SUMS
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +170,14 @@ class ModelProfile:
             InputError: The profile has no times for this kind.
         """
         return _range_times(self, start, stop, kind, samples)
+
+    def group_sums(self, start: int, stop: int) -> tuple[GroupSums, GroupSums]:
+        """Return the sums over a tensor-parallel group of layers ``start`` to ``stop - 1``, forward and backward."""
+        layers = self.layers[start:stop]
+        return (
+            sum((layer.forward_sums for layer in layers), NO_SUMS),
+            sum((layer.backward_sums for layer in layers), NO_SUMS),
+        )
 
     def update_s(self, start: int, stop: int, kind: str) -> float:
         """Return the seconds that updating layers ``start`` to ``stop - 1`` takes, once a step; 0 if not measured."""

@@ -24,12 +24,13 @@ Titan RTX but 0.94 of its measured speed, so it is probably a 2080 Ti. Wider lay
 peak: OPT-30 in plain fp32 on A100, which is not in the fit, 93 %.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.scenario.datasheet import DeviceKind
-from planner.scenario.profile import LayerProfile, TimeTable
+from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, TimeTable
+from planner.scenario.sharding import Sharding
 from planner.scenario.training import FLOAT32_BYTES, PRECISIONS, Precision
 from traces.common.errors import InputError, find_by_name
 
@@ -63,6 +64,7 @@ class LayerWork:
         output_bytes: Bytes of the layer's output for one sample.
         activation_bytes: Bytes of activations that the layer saves for one sample from forward to backward.
         fixed_bytes: The part of ``activation_bytes`` that is the same in every precision, such as token numbers.
+        sharding: How the devices of a tensor-parallel group divide the layer; None if each of them computes all of it.
         backward_input_flop: Operations of the input gradient for one sample; None for as many as the forward; 0 if the
             layer has no input gradient (an embedding).
         backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
@@ -80,6 +82,7 @@ class LayerWork:
     backward_input_flop: float | None = None
     backward_weight_flop: float | None = None
     fixed_bytes: int = 0
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         flop = (self.forward_flop, self.backward_input_flop or 0.0, self.backward_weight_flop or 0.0)
@@ -89,6 +92,47 @@ class LayerWork:
                 f"layer '{self.name}' has an amount of work or bytes that is negative or not finite",
                 valid="FLOP and bytes are finite and not negative",
             )
+
+
+def shard_of(work: LayerWork, degree: int) -> LayerWork:
+    """Return the work of one of ``degree`` devices that divide a layer as its sharding says."""
+    sharding = work.sharding
+    if sharding is None or degree == 1:
+        return work
+
+    def shard(size_bytes: int, whole_bytes: int) -> int:
+        return whole_bytes + -(-max(0, size_bytes - whole_bytes) // degree)
+
+    def part(flop: float | None) -> float | None:
+        return None if flop is None else flop / degree
+
+    return replace(
+        work,
+        forward_flop=work.forward_flop / degree,
+        backward_input_flop=part(work.backward_input_flop),
+        backward_weight_flop=part(work.backward_weight_flop),
+        parameter_bytes=shard(work.parameter_bytes, sharding.whole_parameter_bytes),
+        activation_bytes=shard(work.activation_bytes, sharding.whole_activation_bytes),
+        fixed_bytes=work.fixed_bytes // degree,
+    )
+
+
+def sharded_models(
+    name: str, works: Sequence[LayerWork], kinds: Iterable[DeviceKind], precision: str, most: int
+) -> dict[int, ModelProfile]:
+    """Return the profiles of one device of a tensor-parallel group, by the number of devices, from 2 to ``most``.
+
+    There is none unless some layer has a sharding. Layers without one are whole on every device.
+    """
+    parts = [work.sharding.parts for work in works if work.sharding is not None]
+    if not parts:
+        return {}
+    kinds = tuple(kinds)
+    degrees = (each for each in range(2, most + 1) if all(count % each == 0 for count in parts))
+    return {
+        degree: ModelProfile(name, tuple(roofline_layer(shard_of(work, degree), kinds, precision) for work in works))
+        for degree in degrees
+    }
 
 
 def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str) -> LayerProfile:
@@ -111,7 +155,13 @@ def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str)
         converted.output_bytes,
         converted.activation_bytes,
         {kind.name: _time_table(converted, kind, formats) for kind in kinds},
+        forward_sums=_converted(work.sharding.forward_sums if work.sharding else NO_SUMS, formats),
+        backward_sums=_converted(work.sharding.backward_sums if work.sharding else NO_SUMS, formats),
     )
+
+
+def _converted(sums: GroupSums, formats: Precision) -> GroupSums:
+    return GroupSums(sums.count, formats.converted_bytes(sums.sample_bytes))
 
 
 def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision) -> TimeTable:

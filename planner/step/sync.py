@@ -16,7 +16,6 @@ from planner.cost.synchronisation import GradientSync, holders
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.faults import Absence, Hang
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES
 from planner.schedules.kernel.problem import BACKWARD, BACKWARD_WEIGHT
 from planner.step.build import starts
 from planner.step.graph import Ints
@@ -63,12 +62,12 @@ def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tu
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
                     key = (sync.first_layer, exchange.round, actor, actors[sync.devices[exchange.send_to]])
-                    sent.append((action, key, exchange.send_elements * FLOAT32_BYTES))
+                    sent.append((action, key, sync.sent_bytes(exchange)))
                 if exchange.receive_from is not None:
                     source = actors[sync.devices[exchange.receive_from]]
                     waiting[sync.first_layer, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
-            sent_bytes = sum(exchange.send_elements for exchange in exchanges) * FLOAT32_BYTES
+            sent_bytes = sum(sync.sent_bytes(exchange) for exchange in exchanges)
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
     return _waiting_actions(acting), _messages([(action, waiting[key], size) for action, key, size in sent]), spans
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, DataOrder, FiniteModel, TrainableModel, check_members
-from executor.training.precision import boundary_dtype
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.systems.user_code import load_function

@@ -19,8 +19,11 @@ that shares the embedding's table counts as holding a copy, because the ends of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
+from planner.scenario.profile import NO_SUMS, GroupSums
 from planner.scenario.roofline import LayerWork
+from planner.scenario.sharding import Sharding
 from traces.common.errors import InputError
 
 _NUMBER_BYTES = 4
@@ -118,7 +121,20 @@ class TransformerShape:
             )
         bytes_ = tokens * _NUMBER_BYTES
         between = bytes_ * self.width
-        block = LayerWork("block", self._block_flop(tokens), _NUMBER_BYTES * self._block, between, bytes_ * self._saved)
+        block = LayerWork(
+            "block",
+            self._block_flop(tokens),
+            _NUMBER_BYTES * self._block,
+            between,
+            bytes_ * self._saved,
+            sharding=Sharding(
+                gcd(self.heads, self.key_value_heads, self.inner),
+                _NUMBER_BYTES * self._whole,
+                bytes_ * (4 * self.width + 2 * self.norm_parameters),
+                GroupSums(2, 2 * between),
+                GroupSums(2, 2 * between),
+            ),
+        )
         saved = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
         matrices = self._table + self._projection + (self.width**2 if self.head_transform else 0)
         saved_bytes = bytes_ * saved + tokens * _TOKEN_BYTES
@@ -131,6 +147,13 @@ class TransformerShape:
             outputs,
             saved_bytes,
             fixed_bytes=fixed_bytes,
+            sharding=Sharding(
+                0,
+                _NUMBER_BYTES * (self._head - self._table - (self.vocabulary if self.head_bias else 0)),
+                bytes_ * 2 * self.width,
+                NO_SUMS,
+                GroupSums(1, between),
+            ),
         )
         embedding = LayerWork(
             "embedding",
@@ -139,6 +162,13 @@ class TransformerShape:
             between,
             tokens * _TOKEN_BYTES,
             fixed_bytes=tokens * _TOKEN_BYTES,
+            sharding=Sharding(
+                0,
+                _NUMBER_BYTES * (self._embedding - self._table),
+                tokens * _TOKEN_BYTES,
+                GroupSums(1, between),
+                NO_SUMS,
+            ),
         )
         return [embedding, *[block] * self.blocks, head]
 
@@ -182,6 +212,13 @@ class TransformerShape:
             biases += self.experts * ((2 if self.gated else 1) * self.inner + self.width)
         norms = 2 * self.norm_parameters * self.width + (2 * self.head_width if self.head_norms else 0)
         return self._attention + self.experts * self._expert + self._router + biases + norms
+
+    @property
+    def _whole(self) -> int:
+        """Number of parameters of a block that every device of a tensor-parallel group holds."""
+        biases = (self.width if self.output_bias else 0) + (self.experts * self.width if self.inner_bias else 0)
+        norms = 2 * self.norm_parameters * self.width + (2 * self.head_width if self.head_norms else 0)
+        return self._router + biases + norms
 
     def _block_flop(self, tokens: int) -> int:
         seen = min(tokens, self.window or tokens)

@@ -9,7 +9,6 @@ from planner.cost.network import ConstantRatePath
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES
 from traces.common.errors import InputError
 
 
@@ -137,7 +136,7 @@ def sum_time_s(sync: GradientSync, path: Callable[[str, str], ConstantRatePath])
         for exchange in sync.exchanges(device):
             if exchange.send_to is not None:
                 hop = path(device, sync.devices[exchange.send_to])
-                took_s = hop.delivery_s(exchange.send_elements * FLOAT32_BYTES)
+                took_s = hop.delivery_s(sync.sent_bytes(exchange))
                 rounds[exchange.round] = max(rounds.get(exchange.round, 0.0), took_s)
     return sum(rounds.values())
 

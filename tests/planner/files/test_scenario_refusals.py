@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown key of the cluster": (
         "  devices:",
         "  device:",
-        ("8: cluster.device", "unknown key 'device'", "did you mean 'devices'?", "valid: devices, links, kinds"),
+        ("8: cluster.device", "unknown key 'device'", "did you mean 'devices'?", "valid: devices, hosts, links, kinds"),
     ),
     "unknown key of a kind": (
         "      peak:",
@@ -383,7 +383,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "model without costs": (
         GOOD[GOOD.index("  layers:") : GOOD.index("training:")],
         "",
-        ("20: model", "the model needs its costs", "give one of 'layers' and 'sailor'"),
+        ("20: model", "the model needs its costs", "give one of 'layers', 'sailor' and 'huggingface'"),
     ),
     "argument of a wrong type": (
         "  name: little",

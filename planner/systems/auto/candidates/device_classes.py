@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from planner.cost.tensor_parallel import slowest_group
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
@@ -141,6 +142,7 @@ def _degrees(scenario: Scenario, device_class: DeviceClass) -> tuple[int, ...]:
 def _is_profiled(scenario: Scenario, degree: int, kind: str) -> bool:
     try:
         scenario.model.at_degree(degree).times(0, len(scenario.model.layers), kind, 1)
+        slowest_group(scenario, kind, degree)
     except InputError:
         return False
     return True

@@ -1,0 +1,84 @@
+"""How a layer is divided among the devices of a tensor-parallel group, as in Megatron-LM (arXiv 1909.08053).
+
+A stage may end at any layer, so that each layer takes its whole input, and leaves its whole output, on every device:
+
+    column      a matrix divided along its outputs; forward gathers the outputs, backward sums the input's gradient
+    row         a matrix divided along its inputs; forward sums the outputs, backward gathers the input's gradient
+    heads       a pair of a column and a row with heads or activation functions between them, as attention or an MLP:
+                forward sums the outputs, backward the input's gradient
+    block       a transformer block: two such pairs
+    vocabulary  the first layer's table, divided by tokens: forward sums the outputs; or the last layer's matrix, whose
+                loss needs only a few numbers of each device: backward sums the input's gradient
+
+Sources: sections 3 of the paper; an all-gather moves half of the bytes of an all-reduce.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from planner.scenario.profile import NO_SUMS, GroupSums
+
+SHARDINGS = ("column", "row", "heads", "block", "vocabulary")
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """The division of a layer's matrices; all bytes are those of training in float32.
+
+    Attributes:
+        parts: The matrices can be divided into any number of parts that divides this number; 0 for any number.
+        whole_parameter_bytes: Bytes of the parameters that every device holds, such as those of norms.
+        whole_activation_bytes: Bytes of the saved activations of a sample that every device holds whole.
+        forward_sums: Sums over the group in the forward.
+        backward_sums: Sums over the group in the input gradient.
+    """
+
+    parts: int
+    whole_parameter_bytes: int
+    whole_activation_bytes: int
+    forward_sums: GroupSums
+    backward_sums: GroupSums
+
+
+def named_sharding(
+    name: str, input_bytes: int, output_bytes: int, activation_bytes: int, *, parts: int = 0, is_first: bool = False
+) -> Sharding:
+    """Return the sharding of one of `SHARDINGS` for a layer that is known by its sizes only.
+
+    Every device saves what enters a divided pair (or matrix): its input and, in a block, that of a norm before it, each
+    as large as the layer's input or output.
+
+    Args:
+        name: One of `SHARDINGS`.
+        input_bytes: Bytes of the layer's input for one sample.
+        output_bytes: Bytes of its output for one sample.
+        activation_bytes: Bytes that the layer saves for one sample.
+        parts: As in `Sharding`.
+        is_first: Whether the layer is the first of the model, whose input has no gradient.
+    """
+    summed = GroupSums(1, output_bytes)
+    to_input = NO_SUMS if is_first else GroupSums(1, input_bytes)
+    forward, backward, whole_bytes = _PASSES[name](summed, to_input)
+    return Sharding(parts, 0, min(activation_bytes, whole_bytes), forward, backward)
+
+
+def _half(sums: GroupSums) -> GroupSums:
+    return GroupSums(sums.count, sums.sample_bytes // 2)
+
+
+def _vocabulary(summed: GroupSums, to_input: GroupSums) -> tuple[GroupSums, GroupSums, int]:
+    # Without a gradient of the input, this is the table of the first layer.
+    return (NO_SUMS, to_input, 2 * to_input.sample_bytes) if to_input.count else (summed, NO_SUMS, 0)
+
+
+# Each returns the forward's sums, the backward's, and the bytes of activations that every device holds whole, from an
+# all-reduce of the outputs and one of the input's gradient.
+_PASSES = MappingProxyType(
+    {
+        "column": lambda out, into: (_half(out), into, into.sample_bytes),
+        "row": lambda out, into: (out, _half(into), 0),
+        "heads": lambda out, into: (out, into, 2 * into.sample_bytes),
+        "block": lambda out, into: (out + out, into + into, 2 * (into.sample_bytes + out.sample_bytes)),
+        "vocabulary": _vocabulary,
+    }
+)

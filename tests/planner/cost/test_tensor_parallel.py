@@ -1,0 +1,234 @@
+"""Tensor parallelism: what a device of a group computes, holds and sends."""
+
+from collections import Counter
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.backend import TorchBackend
+from planner.check import check_plan
+from planner.cost.memory import needed_bytes
+from planner.cost.stage import replica_times
+from planner.cost.tensor_parallel import interconnect
+from planner.events.event import EventKind
+from planner.files.scenario import read_scenario
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.datasheet import DeviceKind
+from planner.scenario.effects import Effects
+from planner.scenario.profile import ModelProfile
+from planner.scenario.roofline import LayerWork, roofline_layer, shard_of, sharded_models
+from planner.scenario.scenario import Scenario
+from planner.scenario.sharding import SHARDINGS, named_sharding
+from planner.scenario.training import Training
+from sim.simulator import Simulator
+from traces.common.errors import InputError
+
+KIND = DeviceKind("made-up", {"fp32": 1e12}, 2**34, 1e11, "made up")
+DEGREES = (1, 2, 4)
+
+
+def layer(name: str, how: str | None, input_bytes: int, *, first: bool = False) -> LayerWork:
+    sharding = None if how is None else named_sharding(how, input_bytes, 4096, 40_000, is_first=first)
+    return LayerWork(name, 4e8, 400_000, 4096, 40_000, sharding=sharding)
+
+
+def scenario_of(works: list[LayerWork], hosts: int, *, inside: Link | None = None, most: int = 4) -> Scenario:
+    """Hosts of ``most`` devices each; 100 Mbit/s between hosts, and ``inside`` each host a free link by default."""
+    devices, links = [], [Link("here", "here", 100e6, 0.001)]
+    for host in range(hosts):
+        name = f"host-{host}"
+        devices += [Device(f"{name}-{place}", "made-up", "here", 2**34, host=name) for place in range(most)]
+        links.append(Link(name, name, inf, 0.0) if inside is None else replace(inside, source=name, target=name))
+    layers = tuple(roofline_layer(work, [KIND], "fp32") for work in works)
+    model = ModelProfile("made up", layers, sharded_models("made up", works, [KIND], "fp32", most))
+    return Scenario("groups", Cluster(tuple(devices), tuple(links)), model, Training(8), effects=Effects())
+
+
+def group(host: int, degree: int) -> Replica:
+    names = [f"host-{host}-{place}" for place in range(degree)]
+    return Replica(names[0], partners=tuple(names[1:]))
+
+
+@pytest.mark.parametrize("how", SHARDINGS)
+@pytest.mark.parametrize("degree", [2, 4])
+def test_on_a_free_interconnect_a_group_is_as_fast_as_its_shard(how: str, degree: int) -> None:
+    works = [layer("first", "vocabulary", 0, first=True), layer("second", how, 4096)]
+    scenario = scenario_of(works, 1)
+    alone, shared = (
+        replica_times(scenario, Stage(0, 2, (group(0, each),), 1), group(0, each), 64) for each in (1, degree)
+    )
+    # The arithmetic binds, and all of it is divided: what is left of a pass besides is the launch of its kernels.
+    launches = roofline_layer(LayerWork("empty", 0.0, 4, 0, 0), [KIND], "fp32").times["made-up"].at(1)
+    for name in ("forward_s", "backward_input_s", "backward_weight_s"):
+        whole, part, empty = (getattr(each, name) for each in (alone, shared, launches))
+        assert part - 2 * empty == pytest.approx((whole - 2 * empty) / degree, rel=1e-4)
+
+
+def test_sums_over_the_group_by_hand() -> None:
+    works = [layer("first", "vocabulary", 0, first=True), layer("block", "block", 4096)]
+    free = scenario_of(works, 1)
+    slow = scenario_of(works, 1, inside=Link("", "", 8e6, 0.002))
+    replica = group(0, 4)
+    for stage, forward, backward in ((Stage(0, 1, (replica,), 1), 1, 0), (Stage(1, 2, (replica,), 1), 2, 2)):
+        one, other = (replica_times(each, stage, replica, 3) for each in (free, slow))
+        # A ring of four: six rounds of 2 ms, in each a quarter of three samples of 4096 bytes at a megabyte a second.
+        sum_s = 6 * (0.002 + 3 * 4096 / 4 / 1e6)
+        # What another stage sends passes round the ring in small parts, at the rate of the interconnect.
+        message_s = 3 * 0.002 + 3 * 4096 / 1e6
+        receives = (0, 1) if stage.first_layer == 0 else (1, 0)
+        assert other.forward_s - one.forward_s == pytest.approx(forward * sum_s + receives[0] * message_s)
+        assert other.backward_input_s - one.backward_input_s == pytest.approx(
+            backward * sum_s + receives[1] * message_s
+        )
+        assert other.backward_weight_s == one.backward_weight_s
+
+
+def test_a_shard_holds_its_part() -> None:
+    work = replace(
+        layer("block", "block", 4096),
+        sharding=replace(named_sharding("block", 4096, 4096, 40_000), whole_parameter_bytes=40_000),
+    )
+    half = shard_of(work, 2)
+    assert half.parameter_bytes == 40_000 + 360_000 / 2
+    # The inputs of two norms and of two pairs of matrices are whole on every device.
+    assert half.activation_bytes == 4 * 4096 + (40_000 - 4 * 4096) / 2
+    scenario = scenario_of([work], 1)
+    needed = needed_bytes(scenario, Stage(0, 1, (group(0, 2),), 1), samples=3, in_flight=2, degree=2)
+    assert needed == 2 * half.parameter_bytes + 2 * 3 * half.activation_bytes
+
+
+def test_degrees_are_those_that_divide_every_layer() -> None:
+    works = [
+        replace(layer("a", "heads", 4096), sharding=named_sharding("heads", 4096, 4096, 0, parts=12)),
+        replace(layer("b", "heads", 4096), sharding=named_sharding("heads", 4096, 4096, 0, parts=6)),
+        layer("c", None, 4096),
+    ]
+    assert list(sharded_models("m", works, [KIND], "fp32", 8)) == [2, 3, 6]
+    assert sharded_models("m", works[2:], [KIND], "fp32", 8) == {}
+
+
+def sent(record: RunRecord, scenario: Scenario) -> Counter[tuple[str, str]]:
+    """The bytes from one host to another."""
+    machine = {device.name: device.machine for device in scenario.cluster.devices}
+    found: Counter[tuple[str, str]] = Counter()
+    for event in record.events:
+        if event.kind is EventKind.SEND:
+            found[machine[event.device], machine[event.peer]] += event.size_bytes
+    return found
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> tuple[Scenario, Plan]:
+    """One or two equal pipelines of one to three stages, each on a group of a host of its own."""
+    stages, pipelines = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    degrees = [draw(st.sampled_from(DEGREES)) for _ in range(stages)]
+    works = [layer("first", "vocabulary", 0, first=True)]
+    works += [layer(f"layer-{number}", draw(st.sampled_from(SHARDINGS)), 4096) for number in range(stages)]
+    bounds = [0, *range(2, stages + 1), stages + 1]
+    scenario = scenario_of(works, stages * pipelines)
+    made = []
+    for number in range(pipelines):
+        parts = tuple(
+            Stage(bounds[index], bounds[index + 1], (group(number * stages + index, degree),), stages - index)
+            for index, degree in enumerate(degrees)
+        )
+        made.append(Pipeline(parts, (2, 1, 1)))
+    return scenario, Plan(scenario.name, scenario.model.name, "hand", "1f1b", tuple(made))
+
+
+def expected(scenario: Scenario, plan: Plan) -> Counter[tuple[str, str]]:
+    """Each boundary once per sample and direction, and half of two pipelines' gradients in each of two rounds."""
+    found: Counter[tuple[str, str]] = Counter()
+    for number, pipeline in enumerate(plan.pipelines):
+        hosts = [stage.replicas[0].device.rpartition("-")[0] for stage in pipeline.stages]
+        for index, stage in enumerate(pipeline.stages[:-1]):
+            boundary_bytes = pipeline.samples * scenario.model.layers[stage.end_layer - 1].output_bytes
+            found[hosts[index], hosts[index + 1]] += boundary_bytes
+            found[hosts[index + 1], hosts[index]] += boundary_bytes
+        other = plan.pipelines[1 - number] if len(plan.pipelines) == 2 else pipeline
+        for stage, beside in zip(pipeline.stages, other.stages, strict=True):
+            if beside is not stage:
+                degree = stage.replicas[0].tensor_parallel
+                shard_bytes = scenario.model.at_degree(degree).parameter_bytes(stage.first_layer, stage.end_layer)
+                ends = (stage.replicas[0].device, beside.replicas[0].device)
+                found[ends[0].rpartition("-")[0], ends[1].rpartition("-")[0]] += degree * shard_bytes
+    return found
+
+
+@settings(max_examples=60)
+@given(grouped())
+def test_bytes_between_hosts_are_each_boundary_once_and_every_shard(case: tuple[Scenario, Plan]) -> None:
+    scenario, plan = case
+    scenario = replace(scenario, training=Training(plan.global_batch))
+    check_plan(plan, scenario)
+    assert sent(Simulator().run(scenario, plan, None, 1), scenario) == expected(scenario, plan)
+
+
+def test_a_paced_run_sends_the_same_bytes() -> None:
+    works = [layer("first", "vocabulary", 0, first=True), layer("second", "block", 4096)]
+    scenario = scenario_of(works, 4)
+    pipelines = tuple(
+        Pipeline((Stage(0, 1, (group(host, 2),), 2), Stage(1, 2, (group(host + 1, 4),), 1)), (1, 1)) for host in (0, 2)
+    )
+    plan = Plan(scenario.name, scenario.model.name, "hand", "1f1b", pipelines)
+    scenario = replace(scenario, training=Training(plan.global_batch))
+    record = TorchBackend("paced", emulator="none").run(scenario, plan, None, 1)
+    assert sent(record, scenario) == expected(scenario, plan)
+
+
+SCENARIO = """
+name: two hosts
+cluster:
+  hosts:
+    - {name: big, kind: a100-80, region: east, devices: 4, interconnect: nvlink-3, interface: 25 Gbit/s}
+    - {name: small, kind: l4, region: west, devices: 2, interconnect: 20 GB/s}
+  links: [{between: [east, west], bandwidth: 1 Gbit/s, latency: 20 ms}]
+model:
+  name: made up
+  layers:
+    - {name: embedding, parameters: 500 MiB, output: 32 MiB, activation: 16 KiB, forward: 0 FLOP, shard: vocabulary}
+    - {name: block, repeat: 4, parameters: 700 MiB, output: 32 MiB, activation: 6 MiB, forward: 898 GFLOP, shard: block}
+    - {name: head, parameters: 500 MiB, output: 250 MiB, activation: 314 MiB, forward: 537 GFLOP, shard: SHARD}
+training: {global_batch: 8, precision: bf16}
+"""
+
+
+def test_hosts_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text(SCENARIO.replace("SHARD", "vocabulary"))
+    scenario = read_scenario(path)
+    assert [device.name for device in scenario.cluster.devices[:5]] == ["big-0", "big-1", "big-2", "big-3", "small-0"]
+    assert scenario.cluster.by_name["big-3"].interface_bps == 25e9
+    assert sorted(scenario.model.sharded) == [2, 3, 4]
+    inside = interconnect(scenario, ("small-0", "small-1"))
+    assert (inside.rate_bps, inside.latency_s) == (160e9, 0.0)
+    # 600 GB/s are 300 each way, of which all-reduces reach 69 %.
+    assert interconnect(scenario, ("big-0", "big-1")).rate_bps == pytest.approx(0.69 * 300 * 8e9)
+    head = scenario.model.at_degree(4).layers[-1]
+    # The gradient of the head's input has half of 32 MiB in bfloat16.
+    assert head.backward_sums.sample_bytes == 16 * 2**20
+    assert head.forward_sums.count == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("SHARD", "columns"), "unknown sharding 'columns'; did you mean 'column'?"),
+        (("nvlink-3", "nvlink"), "there is no interconnect 'nvlink'; choose among nvlink-2"),
+        (("kind: l4", "kind: l5"), "unknown device kind 'l5'"),
+        (("name: small", "name: east"), "'east' is both a host and a region"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(change: tuple[str, str], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text(SCENARIO.replace(*change).replace("SHARD", "vocabulary"))
+    with pytest.raises(InputError) as refused:
+        read_scenario(path)
+    assert str(refused.value).startswith(f"{path}:")
+    assert problem in str(refused.value)
