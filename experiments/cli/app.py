@@ -80,6 +80,9 @@ def bench(
     sizes: Annotated[Path | None, typer.Option("--sizes", help="accuracy: file of the model's layer sizes.")] = None,
     network: Annotated[Path | None, typer.Option("--network", help="accuracy: file of rates between nodes.")] = None,
     model: Annotated[str, typer.Option("--model", help="accuracy: the model's name in these files.")] = "",
+    refit: Annotated[
+        bool, typer.Option("--refit", help="accuracy: also fit the constants to other sizes of cluster.")
+    ] = False,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="fidelity: folder of the runs; those that it has are not repeated.")
     ] = None,
@@ -89,7 +92,7 @@ def bench(
     from experiments.verbs.bench import bench as verb
 
     files = (runs, times, sizes, network, model)
-    _say_whether_it_holds(verb(name, quick, as_json, tell, files if any(files) else None, keep))
+    _say_whether_it_holds(verb(name, quick, as_json, tell, files if any(files) else None, keep, refit))
 
 
 def reproduce(

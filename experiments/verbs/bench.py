@@ -55,11 +55,13 @@ def bench(
     tell: Callable[[str], None],
     files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
     kept: Path | None = None,
+    refit: bool = False,
 ) -> tuple[str, bool]:
     """Run one of `BENCHES`, with ``quick`` on fewer cases; return what to print and whether every check holds.
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
-    model's name. Only bench ``accuracy`` takes them. Only bench ``fidelity`` takes ``kept``, the folder of its runs.
+    model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
+    bench ``fidelity`` takes ``kept``, the folder of its runs.
 
     Raises:
         InputError: There is no such bench, or it takes no files or no folder but some are given.
@@ -71,8 +73,10 @@ def bench(
     if kept is not None and name != "fidelity":
         advice = "leave out --keep; only bench 'fidelity' can be interrupted and go on"
         raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
-    if files is not None:
-        result = measure_accuracy(quick, tell, find_measured_files(*files))
+    if refit and name != "accuracy":
+        raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
+    if name == "accuracy":
+        result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
     elif kept is not None:
         result = measure_fidelity(quick, tell, kept)
     else:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
-from math import ceil
+from itertools import permutations
+from math import ceil, inf, log2
 from pathlib import Path
 
 import pydantic.dataclasses
@@ -16,6 +16,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
+from planner.scenario.size_curve import SizeCurve
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 
@@ -28,30 +29,52 @@ def gpus_of(host: str, node: Node) -> tuple[str, ...]:
     return tuple(f"{host}-gpu-{number}" for number in range(node.gpus))
 
 
-def cluster_of(nodes: Mapping[str, Node], network: SailorNetwork) -> Cluster:
-    """Return the cluster of hosts, given by name, each with the GPUs of one tensor-parallel group.
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A node with one tensor-parallel group, and the layers that the group holds."""
 
-    The GPUs of a group send at once, each to a GPU of the other group. A message has the rate measured for one GPU, and
-    at most an equal share of the rate measured for the whole group. No result depends on the rate inside a host: the
-    layers' times include the traffic there.
+    node: Node
+    layers: range
+
+
+def cluster_of(hosts: Mapping[str, Host], network: SailorNetwork) -> Cluster:
+    """Return the cluster of hosts, given by name.
+
+    A message between stages has the rate measured for one GPU, since one GPU of a group sends it. Gradients of the same
+    layers are summed by all GPUs of the groups at once, each its shard: such a link has the rate of as many messages,
+    and at most that measured for the whole nodes. Links inside a host are free, since the layers' times include them.
 
     Raises:
         InputError: There is no measured rate between two of the nodes.
     """
     devices = tuple(
-        Device(gpu, KINDS[node.kind], node.zone, UNLIMITED_BYTES, host=host)
-        for host, node in nodes.items()
-        for gpu in gpus_of(host, node)
+        Device(gpu, KINDS[host.node.kind], host.node.zone, UNLIMITED_BYTES, host=name)
+        for name, host in hosts.items()
+        for gpu in gpus_of(name, host.node)
     )
-    pairs = product(nodes.items(), repeat=2)
-    return Cluster(devices, tuple(_link(*source, *target, network) for source, target in pairs))
+    inside = [Link(name, name, inf, latency_s=0.0) for name in hosts]
+    between = [_link(*pair, hosts, network) for pair in permutations(hosts, 2)]
+    return Cluster(devices, (*inside, *between))
 
 
-def _link(source: str, sender: Node, target: str, receiver: Node, network: SailorNetwork) -> Link:
-    together_bps = network.curve(sender, receiver).ceiling_bps
-    alone = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
+def _link(source: str, target: str, hosts: Mapping[str, Host], network: SailorNetwork) -> Link:
+    sender, receiver = hosts[source].node, hosts[target].node
+    curve = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
+    if set(hosts[source].layers) & set(hosts[target].layers):
+        curve = in_parts(curve, min(sender.gpus, receiver.gpus), network.curve(sender, receiver).ceiling_bps)
     # The latency is 0, since the rate curve includes it as the time of small messages.
-    return Link(source, target, together_bps / max(sender.gpus, receiver.gpus), latency_s=0.0, size_curve=alone)
+    return Link(source, target, curve.ceiling_bps, latency_s=0.0, size_curve=curve)
+
+
+def in_parts(curve: SizeCurve, parts: int, most_bps: float) -> SizeCurve:
+    """Return the rate of a message that is sent in equal parts at once, each of which has a rate by its own size."""
+    shift = log2(parts)
+    return SizeCurve(
+        parts * curve.quadratic,
+        parts * (curve.linear - 2 * curve.quadratic * shift),
+        parts * (curve.constant - curve.linear * shift + curve.quadratic * shift**2),
+        min(most_bps, parts * curve.ceiling_bps),
+    )
 
 
 _Group = tuple[list[tuple[str, int, str]], PositiveInt]
@@ -108,15 +131,15 @@ def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> 
     where = str(path)
     for index, pipeline in enumerate(entry.pipeline_list):
         _check_stages(pipeline, f"{where}: pipeline_list[{index}]")
-    nodes: dict[str, Node] = {}
+    hosts: dict[str, Host] = {}
     count = ceil(entry.gbs / (entry.mbs * sum(pipeline.dp[0] for pipeline in entry.pipeline_list)))
     pipelines = tuple(
-        Pipeline(_stages(pipeline, index, count, nodes, where), (entry.mbs * pipeline.dp[0],) * count)
+        Pipeline(_stages(pipeline, index, count, hosts, where), (entry.mbs * pipeline.dp[0],) * count)
         for index, pipeline in enumerate(entry.pipeline_list)
     )
     plan = Plan(path.stem, model.name, "measured", "1f1b", pipelines)
     training = Training(plan.global_batch, entry.mbs, Optimizer("adamw"))
-    scenario = Scenario(path.stem, cluster_of(nodes, network), model, training)
+    scenario = Scenario(path.stem, cluster_of(hosts, network), model, training)
     return MeasuredRun(path.stem, scenario, plan, entry.real, entry.max_mem)
 
 
@@ -131,16 +154,16 @@ def _check_stages(pipeline: _PipelineEntry, where: str) -> None:
 
 
 def _stages(
-    pipeline: _PipelineEntry, index: int, microbatches: int, nodes: dict[str, Node], where: str
+    pipeline: _PipelineEntry, index: int, microbatches: int, hosts: dict[str, Host], where: str
 ) -> tuple[Stage, ...]:
-    """Return the stages of a pipeline, and add their hosts to ``nodes``."""
+    """Return the stages of a pipeline, and add their hosts to ``hosts``."""
     stages = []
     for number, (layers, groups) in enumerate(zip(pipeline.layers_per_stage, pipeline.tmp_per_stage, strict=True)):
         replicas = []
         for replica, group in enumerate(groups):
             host = f"pipeline-{index}-stage-{number}-replica-{replica}"
-            nodes[host] = _node(group, where)
-            gpus = gpus_of(host, nodes[host])
+            hosts[host] = Host(_node(group, where), range(min(layers, default=0), max(layers, default=-1) + 1))
+            gpus = gpus_of(host, hosts[host].node)
             replicas.append(Replica(gpus[0], partners=gpus[1:]))
         depth = min(len(pipeline.layers_per_stage) - number, microbatches)
         stages.append(Stage(min(layers, default=0), max(layers, default=-1) + 1, tuple(replicas), depth))
