@@ -134,7 +134,8 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
         lines.append(f"pipeline {number}: {len(pipeline.microbatches)} microbatches of {each} samples")
         for index, stage in enumerate(pipeline.stages):
             devices = ", ".join(
-                f"{replica.device} ({scenario.cluster.by_name[replica.device].kind})" for replica in stage.replicas
+                f"{' + '.join(replica.devices)} ({scenario.cluster.by_name[replica.device].kind})"
+                for replica in stage.replicas
             )
             layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
             lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")

@@ -1,7 +1,7 @@
 """Compares simulated step times and peak memory with those of measured runs.
 
-The constants of `Calibration` are shipped: they were fitted to half of one model's runs. On request they are fitted anew
-to the runs of all sizes of cluster but one, and judged on those of that size.
+The constants of `Calibration` are shipped: they were fitted to half of one model's runs. On request they are
+fitted anew to the runs of all sizes of cluster but one, and judged on those of that size.
 """
 
 from collections.abc import Callable, Sequence
