@@ -122,7 +122,7 @@ class _Channel:
     def post(self, size_bytes: int, tag: int) -> RecvHandle:
         buffer = torch.empty(size_bytes, dtype=torch.uint8)
         posted = self._group.recv([buffer], self._other, tag)  # type: ignore[attr-defined]
-        return RecvHandle(buffer, [posted], _OTHER, self._clock)
+        return RecvHandle(buffer, size_bytes, [posted], _OTHER, self._clock)
 
     def wait_in_background(self, handle: RecvHandle) -> None:
         handle.wait_in_background(self._threads, _give_up)

@@ -106,14 +106,14 @@ class Session:
     def _open(self, groups: ProcessGroups) -> Transport:
         config, context = self._config, self._context
         ranks = {config.devices[rank]: place for place, rank in enumerate(self._spec.ranks)}
-        cluster = config.scenario.cluster
         transport = Transport(
             config.device,
             ranks,
-            cluster,
+            config.scenario,
             groups,
             context.clock,
             context.shaper,
+            config.run.compute == "paced",
             config.run.sees_arrivals(config.plan),
             self._fail,
         )

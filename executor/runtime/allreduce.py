@@ -32,26 +32,22 @@ class GradientExchange:
         """Replace the gradients of the layers of ``sync`` by their sum over the devices of ``sync``."""
         start_s = self._clock.now_s()
         program, step = current.program, current.step
-        gradient = self._compute.gradient(sync)
+        parts = self._compute.begin_sum(sync)
         sent_bytes = 0
         for exchange in sync.exchanges(program.device):
             if exchange.send_to is not None:
-                # A copy: a later round may change this part while the message is still in transit.
-                payload = gradient[slice(*exchange.send)].clone().view(torch.uint8)
+                payload = parts.part(exchange)
                 self._send(current, sync, exchange.round, sync.devices[exchange.send_to], payload)
                 sent_bytes += sync.messages * payload.numel()
             if exchange.receive_from is not None:
                 handle = posted.exchanges.pop((sync.first_layer, exchange.round))
-                received = handle.wait().view(gradient.dtype)
+                received = handle.wait()
                 # The row has no duration, since the row of the whole sum includes the wait.
                 arrival_s = (handle.arrived_s, handle.arrived_s)
                 source, size_bytes = sync.devices[exchange.receive_from], sync.messages * handle.size_bytes
                 self._recorder.log(program.exchange_event(EventKind.RECEIVE, step, source, size_bytes, *arrival_s))
-                if exchange.adds:
-                    gradient[slice(*exchange.receive)] += received
-                else:
-                    gradient[slice(*exchange.receive)] = received
-        self._compute.put_gradient(sync, gradient)
+                parts.put(exchange, received)
+        self._compute.end_sum(sync, parts)
         self._recorder.log(program.sync_event(step, sent_bytes, start_s, self._clock.now_s()))
 
     def _send(self, current: StepProgram, sync: GradientSync, number: int, target: str, payload: torch.Tensor) -> None:

@@ -11,10 +11,12 @@ from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from executor.training.flat_state import FlatParameters
 from planner.adapt.migration import LayerTransfer
+from planner.cost.collectives import Exchange
 from planner.cost.device_speed import DeviceSpeed, device_speed, jitter_factors
 from planner.cost.synchronisation import GradientSync
 from planner.plan.plan import Plan
 from planner.scenario.effects import ComputeEffects
+from planner.scenario.training import FLOAT32_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,39 @@ class Performed:
     outputs: list[torch.Tensor]
     start_s: float
     end_s: float
+
+
+@dataclass(eq=False)
+class GradientParts:
+    """Gradients while parts of them are exchanged with other devices and summed.
+
+    Attributes:
+        values: One-dimensional float32 tensor on the CPU.
+    """
+
+    values: torch.Tensor
+
+    def part(self, exchange: Exchange) -> torch.Tensor:
+        """Return what an exchange sends, as bytes: a copy, since a later round may change the values meanwhile."""
+        return self.values[slice(*exchange.send)].clone().view(torch.uint8)
+
+    def put(self, exchange: Exchange, payload: torch.Tensor) -> None:
+        """Add what an exchange has received to the values, or replace them by it, as the exchange says."""
+        received = payload.view(self.values.dtype)
+        if exchange.adds:
+            self.values[slice(*exchange.receive)] += received
+        else:
+            self.values[slice(*exchange.receive)] = received
+
+
+class _NoGradients(GradientParts):
+    """Sends zeros, which take no memory, in place of gradients."""
+
+    def part(self, exchange: Exchange) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.uint8).expand(exchange.send_elements * FLOAT32_BYTES)
+
+    def put(self, exchange: Exchange, payload: torch.Tensor) -> None:
+        pass
 
 
 class _Zeros:
@@ -129,12 +164,12 @@ class PacedCompute:
         """How much later than due the last action ended, seconds."""
         return self._ended_s - self._due_s
 
-    def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return zeros in place of a gradient."""
-        return torch.zeros(sync.elements * sync.shards)
+    def begin_sum(self, sync: GradientSync) -> GradientParts:
+        """Return zeros in place of gradients."""
+        return _NoGradients(torch.zeros(0))
 
-    def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Ignore the summed gradient."""
+    def end_sum(self, sync: GradientSync, parts: GradientParts) -> None:
+        """Ignore the sum."""
 
     def wait_until(self, time_s: float) -> None:
         """Let the next action begin at run second ``time_s`` at the earliest."""

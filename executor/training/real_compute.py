@@ -11,7 +11,7 @@ from torch import nn
 
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
-from executor.training.compute import PacedCompute, Performed
+from executor.training.compute import GradientParts, PacedCompute, Performed
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.models.loading import LoadedModel, SampleShape
@@ -291,6 +291,14 @@ class RealCompute:
     def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
         """Replace the gradients of the layers of ``sync`` by their sum."""
         self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).put_gradients(gradient)
+
+    def begin_sum(self, sync: GradientSync) -> GradientParts:
+        """Return the gradients of the layers of ``sync``, whose parts are exchanged until `end_sum`."""
+        return GradientParts(self.gradient(sync))
+
+    def end_sum(self, sync: GradientSync, parts: GradientParts) -> None:
+        """Replace the gradients of the layers of ``sync`` by their sum."""
+        self.put_gradient(sync, parts.values)
 
     def clear_gradients(self) -> None:
         """Drop all gradients."""

@@ -26,6 +26,7 @@ class RecvHandle:
 
     Args:
         buffer: A one-dimensional uint8 tensor for the bytes.
+        size_bytes: Bytes that the message has on the links: those of the buffer, unless this is for a stub.
         works: The receives of the message's stripes, each on a connection of its own.
         source: Name of the sending device.
         arrived: Called once with the handle when it is complete, also if the sender is lost.
@@ -35,6 +36,7 @@ class RecvHandle:
     """
 
     _buffer: torch.Tensor
+    size_bytes: int
     _works: Sequence[dist.Work]
     _source: str
     _clock: RunClock
@@ -56,11 +58,6 @@ class RecvHandle:
     def lost(self) -> bool:
         """Whether the sender is known to be lost."""
         return self._lost is not None
-
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes to receive."""
-        return self._buffer.numel()
 
     def wait_in_background(self, threads: Executor, failed: Callable[[Exception], None]) -> None:
         """Have a thread wait for the bytes; it calls ``failed`` with any error except the loss of the sender."""

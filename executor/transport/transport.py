@@ -20,8 +20,11 @@ from executor.core.timeouts import timeouts
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.receive import RECV_TIMEOUT, RecvHandle
 from executor.transport.rendezvous import ProcessGroups
-from executor.transport.wire_format import NO_MESSAGE
-from planner.scenario.cluster import Cluster, Link
+from executor.transport.timed_path import STUB_BYTES, Emulation, TimedPath, stub
+from executor.transport.wire_format import NO_MESSAGE, is_of_training
+from planner.cost.network import nominal_path
+from planner.scenario.cluster import Link
+from planner.scenario.scenario import Scenario
 
 # The smallest stripe: a part of a message that is sent over a connection of its own.
 LEAST_STRIPE_BYTES = 64 * 1024
@@ -42,12 +45,19 @@ class Message:
         ready_s: The earliest departure in run seconds.
         departed: Called with the run second of the departure: that of the last byte on the emulated links or, without
             a shaper, that at which gloo has completed the send.
+        stands_for_bytes: Bytes of the message for which the payload is a stub; None if it is the message itself.
     """
 
     payload: torch.Tensor
     tag: int
     ready_s: float
     departed: Callable[[float], None]
+    stands_for_bytes: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the message has on the emulated links."""
+        return self.payload.numel() if self.stands_for_bytes is None else self.stands_for_bytes
 
 
 @dataclass(eq=False)
@@ -61,8 +71,8 @@ class Connection:
     Args:
         failed: Called with an error that ends one of the threads, in that thread.
         group: The process group to use, one of those that serve as parallel connections.
-        shaper: Emulates the links of ``path``; None leaves the network as it is.
-        path: The links to the device in order; empty without a shaper.
+        emulation: Emulates the links of ``path``; None leaves the network as it is.
+        path: The links to the device in order; empty without an emulation.
     """
 
     _device: str
@@ -70,14 +80,14 @@ class Connection:
     _group: dist.ProcessGroup
     _clock: RunClock
     _failed: Callable[[Exception], None]
-    _shaper: LinkShaper | None = None
+    _emulation: Emulation | None = None
     _path: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._sending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_abandoned = False
-        start = self._send if self._shaper is None else partial(self._emulate, self._shaper)
+        start = self._send if self._emulation is None else partial(self._emulate, self._emulation)
         loops = [partial(self._start_all, start), self._complete_all]
         self._threads = [threading.Thread(target=self._guard, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
@@ -127,12 +137,12 @@ class Connection:
 
         return complete
 
-    def _emulate(self, shaper: LinkShaper, message: Message) -> Callable[[], None]:
-        departed_s = shaper.transmit(self._path, 8 * message.payload.numel(), message.ready_s)
+    def _emulate(self, emulation: Emulation, message: Message) -> Callable[[], None]:
+        departed_s = emulation.transmit(self._path, 8 * message.size_bytes, message.ready_s)
         message.departed(departed_s)
 
         def deliver() -> None:
-            self._clock.sleep_until(shaper.delivery_s(self._path, departed_s))
+            self._clock.sleep_until(emulation.delivery_s(self._path, departed_s))
             with blaming(self._device):
                 self._start(message).wait(RECV_TIMEOUT)
 
@@ -163,25 +173,29 @@ def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
 class Transport:
     """The connections of one rank to all others.
 
+    In a paced run, messages of training between devices of a host are timed by the declared link, and carry nothing.
+
     Args:
         ranks: The rank in the session of each device, by name.
         groups: Parallel connections between every two ranks, over which messages between regions are striped.
         shaper: Emulates the links; None leaves the network as it is.
+        is_paced: Whether the content of messages of training does not matter.
         records_arrivals: Whether a background thread waits for every message, to record its time of arrival.
         failed: Called with an error that ends a sending or receiving thread, in that thread.
     """
 
     _device: str
     _ranks: Mapping[str, int]
-    _cluster: Cluster
+    _scenario: Scenario
     _groups: ProcessGroups
     _clock: RunClock
     _shaper: LinkShaper | None
+    _is_paced: bool
     _records_arrivals: bool
     _failed: Callable[[Exception], None]
 
     def __post_init__(self) -> None:
-        self._connections: dict[tuple[str, int], Connection] = {}
+        self._connections: dict[tuple[str, int, bool], Connection] = {}
         self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
         self._posted: WeakSet[RecvHandle] = WeakSet()
@@ -194,14 +208,15 @@ class Transport:
 
         ``arrived`` is called with the handle on arrival, in another thread.
         """
-        buffer = torch.empty(size_bytes, dtype=torch.uint8)
+        carried_bytes = min(size_bytes, STUB_BYTES) if self._is_timed(source, tag) else size_bytes
+        buffer = torch.empty(carried_bytes, dtype=torch.uint8)
         works = []
         with blaming(source):
-            for index, (start, stop) in enumerate(self._stripes(source, size_bytes)):
+            for index, (start, stop) in enumerate(self._stripes(source, carried_bytes)):
                 work = dist.irecv(buffer[start:stop], self._ranks[source], group=self._groups[index], tag=tag)
                 assert work is not None
                 works.append(work)
-        handle = RecvHandle(buffer, works, source, self._clock, arrived)
+        handle = RecvHandle(buffer, size_bytes, works, source, self._clock, arrived)
         with self._posting:
             self._posted.add(handle)
         if self._records_arrivals or arrived is not None:
@@ -217,10 +232,15 @@ class Transport:
         departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
         """Queue a payload for sending; the arguments are those of a `Message`."""
+        if self._is_timed(target, tag):
+            message = Message(stub(payload), tag, ready_s, departed, payload.numel())
+            self._connection(target, 0, is_timed=True).send(message)
+            return
         ranges = self._stripes(target, payload.numel())
         stripe_departed = _when_all_have(len(ranges), departed)
         for index, (start, stop) in enumerate(ranges):
-            self._connection(target, index).send(Message(payload[start:stop], tag, ready_s, stripe_departed))
+            message = Message(payload[start:stop].contiguous(), tag, ready_s, stripe_departed)
+            self._connection(target, index).send(message)
 
     def close(self) -> None:
         """Wait until everything has been sent, and close all connections."""
@@ -256,18 +276,26 @@ class Transport:
             connection.close()
         self._waiting.shutdown(wait=False)
 
+    def _is_timed(self, peer: str, tag: int) -> bool:
+        devices = self._scenario.cluster.by_name
+        own, other = devices[self._device], devices[peer]
+        return self._is_paced and own.machine == other.machine and is_of_training(tag)
+
     def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
-        apart = self._cluster.crosses_regions(self._device, peer)
+        apart = self._scenario.cluster.crosses_regions(self._device, peer)
         return stripes(size_bytes, self._groups.count if apart else 1)
 
-    def _connection(self, target: str, index: int) -> Connection:
-        key = (target, index)
+    def _connection(self, target: str, index: int, *, is_timed: bool = False) -> Connection:
+        key = (target, index, is_timed)
         # The thread that sums gradients sends too.
         with self._connecting:
             if key not in self._connections:
-                rank, group, shaper = self._ranks[target], self._groups[index], self._shaper
-                path = self._cluster.path(self._device, target) if shaper is not None else ()
-                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, shaper, path)
+                rank, group = self._ranks[target], self._groups[index]
+                emulation: Emulation | None = self._shaper
+                if is_timed:
+                    emulation = TimedPath(nominal_path(self._scenario, self._device, target), self._clock)
+                path = self._scenario.cluster.path(self._device, target) if emulation is not None else ()
+                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, emulation, path)
             return self._connections[key]
 
 

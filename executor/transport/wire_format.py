@@ -139,6 +139,11 @@ def backup_tag(step: int, number: int) -> int:
     return _tag(step, _BACKUP, number)
 
 
+def is_of_training(tag: int) -> bool:
+    """Return whether a message carries activations, their gradients, or a part of a sum of gradients."""
+    return tag // _MESSAGES_PER_STEP % _CODES in (*_TRANSFERS.values(), _SYNC)
+
+
 def _tag(step: int, code: int, index: int) -> int:
     assert index < _MESSAGES_PER_STEP
     return ((step % _STEPS_APART) * _CODES + code) * _MESSAGES_PER_STEP + index

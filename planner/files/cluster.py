@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from itertools import chain
+from itertools import chain, permutations
 from typing import Annotated
 
 from pydantic import Field
@@ -69,7 +69,7 @@ class HostEntry:
     name: Name
     kind: str
     region: Name
-    devices: Annotated[int, Field(ge=1, le=1024)]
+    devices: Annotated[int, Field(ge=1, le=64)]
     interconnect: str
     interface: BitsPerSecond | None = None
     memory: Bytes | None = None
@@ -186,9 +186,9 @@ def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> C
     }
     for index, host in enumerate(entry.hosts):
         devices += _host_devices(host, kinds[host.kind])
-        links.append([_interconnect(host, part.where("hosts", index, "interconnect"))])
+        links.append(_inside(host, part.where("hosts", index, "interconnect")))
         places["devices"] += [("hosts", index)] * host.devices
-        places["links"].append(("hosts", index))
+        places["links"] += [("hosts", index)] * len(links[-1])
     try:
         return Cluster(tuple(devices), tuple(chain.from_iterable(links)))
     except ClusterError as error:
@@ -214,13 +214,20 @@ def _host_devices(entry: HostEntry, kind: DeviceKind) -> list[Device]:
     ]
 
 
-def _interconnect(entry: HostEntry, where: str) -> Link:
-    """Return the link inside a host."""
+def _inside(entry: HostEntry, where: str) -> list[Link]:
+    """Return a link from each device of a host to each other one, since they do not share the interconnect's rate."""
+    bandwidth_bps, latency_s = _interconnect(entry, where)
+    names = [f"{entry.name}-{number}" for number in range(entry.devices)]
+    return [Link(source, target, bandwidth_bps, latency_s) for source, target in permutations(names, 2)]
+
+
+def _interconnect(entry: HostEntry, where: str) -> tuple[float, float]:
+    """Return the rate in bits per second and the latency in seconds from one device of a host to another."""
     kind = INTERCONNECTS.get(entry.interconnect)
     if kind is not None:
-        return Link(entry.name, entry.name, REACHED_SHARE * kind.bandwidth_bps, kind.latency_s)
+        return REACHED_SHARE * kind.bandwidth_bps, kind.latency_s
     try:
-        bandwidth_bps = 8 * parse_bytes_per_second(entry.interconnect)
+        return 8 * parse_bytes_per_second(entry.interconnect), 0.0
     except InputError:
         known = ", ".join(INTERCONNECTS)
         raise InputError(
@@ -228,7 +235,6 @@ def _interconnect(entry: HostEntry, where: str) -> Link:
             where=where,
             valid=f"choose among {known}, or give the rate of a device, such as '100 GB/s'",
         ) from None
-    return Link(entry.name, entry.name, bandwidth_bps, 0.0)
 
 
 def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:

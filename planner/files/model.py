@@ -137,14 +137,18 @@ def read_model(
         profile = read_sailor(part.path(sailor.times), part.path(sailor.sizes), sailor.model)
         return ModelProfile(entry.name, profile.layers, profile.sharded), _code(entry, part)
     layers = _huggingface(entry, part) if entry.layers is None else _layers(entry.layers, part)
-    works = [layer for layer in layers if isinstance(layer, LayerWork)]
+    profiles = []
+    for layer, where in layers:
+        try:
+            made = roofline_layer(layer, kinds.values(), precision) if isinstance(layer, LayerWork) else layer
+        except InputError as error:
+            raise error.within(where) from None
+        profiles.append(made)
+    works = [layer for layer, _ in layers if isinstance(layer, LayerWork)]
     sharded = {}
     if len(works) == len(layers):
         sharded = sharded_models(entry.name, works, kinds.values(), precision, most_devices)
-    profiles = tuple(
-        roofline_layer(layer, kinds.values(), precision) if isinstance(layer, LayerWork) else layer for layer in layers
-    )
-    return ModelProfile(entry.name, profiles, sharded), _code(entry, part)
+    return ModelProfile(entry.name, tuple(profiles), sharded), _code(entry, part)
 
 
 def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
@@ -160,7 +164,11 @@ def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
     return ModelCode(path, entry.arguments)
 
 
-def _huggingface(entry: ModelEntry, part: Part) -> Sequence[LayerWork]:
+# A layer by its work or by its measured times, with its place in a file.
+_Layer = tuple[LayerProfile | LayerWork, str]
+
+
+def _huggingface(entry: ModelEntry, part: Part) -> list[_Layer]:
     assert entry.huggingface is not None, "it was checked"
     assert entry.tokens is not None, "it was checked"
     shape = read_huggingface(part.path(entry.huggingface))
@@ -169,26 +177,27 @@ def _huggingface(entry: ModelEntry, part: Part) -> Sequence[LayerWork]:
     except InputError as error:
         raise InputError(error.problem, part.where("tokens"), error.valid) from None
     numbers = Counter(layer.name for layer in layers)
-    return [
+    named = (
         replace(layer, name=f"{layer.name}-{index}") if numbers[layer.name] > 1 else layer
         for index, layer in enumerate(layers)
-    ]
+    )
+    return [(layer, part.where("huggingface")) for layer in named]
 
 
-def _layers(entries: Sequence[LayerEntry], part: Part) -> list[LayerProfile | LayerWork]:
+def _layers(entries: Sequence[LayerEntry], part: Part) -> list[_Layer]:
     if not entries:
         raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
-    layers: list[LayerProfile | LayerWork] = []
+    layers: list[_Layer] = []
     input_bytes = 0
     for index, entry in enumerate(entries):
-        layers += _repeated(entry, part, index, input_bytes)
+        where = part.where("layers", index)
+        layers += [(layer, where) for layer in _repeated(entry, where, input_bytes)]
         input_bytes = entry.output
     return layers
 
 
-def _repeated(entry: LayerEntry, part: Part, index: int, input_bytes: int) -> Sequence[LayerProfile | LayerWork]:
+def _repeated(entry: LayerEntry, where: str, input_bytes: int) -> Sequence[LayerProfile | LayerWork]:
     """Return the layer of an entry as often as it says; ``input_bytes`` is the size of its input for one sample."""
-    where = part.where("layers", index)
     if (entry.forward is None) == (entry.times is None):
         raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
     sizes = (entry.parameters, entry.output, entry.activation)

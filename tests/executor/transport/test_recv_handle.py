@@ -40,7 +40,9 @@ def waited(receive: Receive, arrived_error: Exception | None = None) -> tuple[Re
         failures.append(error)
         over.set()
 
-    handle = RecvHandle(torch.empty(1, dtype=torch.uint8), [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived)
+    handle = RecvHandle(
+        torch.empty(1, dtype=torch.uint8), 1, [cast(dist.Work, receive)], "peer", RunClock(0.0), arrived
+    )
     with ThreadPoolExecutor(1) as threads:
         handle.wait_in_background(threads, failed)
         assert over.wait(TIMEOUT_S), "nothing is reported"
