@@ -66,6 +66,7 @@ class TorchBackend:
         checkpoints: Folder and interval of checkpoints, and the first step of the run; None writes no checkpoints.
         hosts: The hosts of the job; None for this machine alone. On other hosts the user starts the agents, see
             `executor.control.node_agent.run_member`.
+        on_this_device: Whether real compute may use a device of another kind than the scenario gives.
         watch: Called with the progress of each step as soon as all ranks have finished the step.
         tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
@@ -80,6 +81,7 @@ class TorchBackend:
     backup_every: int = 0
     checkpoints: CheckpointConfig | None = None
     hosts: Hosts | None = None
+    on_this_device: bool = False
     watch: ProgressCallback | None = None
     tell: Callable[[str], None] = lambda _: None
 
@@ -101,8 +103,10 @@ class TorchBackend:
         supports(plan, scenario, self.compute, emulator)
         if self.hosts is not None:
             check_spread(scenario, emulator)
+        computed_on = ""
         if self.compute == "real":
             _check_model(scenario, plan)
+            computed_on = self._other_device(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
             self.tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
@@ -112,7 +116,9 @@ class TorchBackend:
         if is_watched and not config.is_steered and plan.synchronisation.method != "allreduce":
             self.tell("no progress is shown, since it would slow down pipelines that do not wait for each other")
             is_watched = False
-        config = replace(config, spread=self.hosts is not None, is_watched=is_watched)
+        config = replace(
+            config, spread=self.hosts is not None, is_watched=is_watched, on_this_device=self.on_this_device
+        )
         if checkpoints is not None:
             config = replace(
                 config,
@@ -154,7 +160,25 @@ class TorchBackend:
                 tuple(losses[step] for step in sorted(losses)),
                 gather_norms(job, len(devices)),
                 network,
+                computed_on,
             )
+
+    def _other_device(self, scenario: Scenario, plan: Plan) -> str:
+        """Return the name of this machine's device if the plan names devices of other kinds; else an empty text.
+
+        Raises:
+            InputError: It does, and `on_this_device` does not allow it.
+        """
+        if self.hosts is not None:
+            return ""
+        from executor.training.device import is_kind, refuse_other_kind, this_device
+
+        devices = [scenario.cluster.by_name[name] for name in plan.devices]
+        if not self.on_this_device:
+            for device in devices:
+                refuse_other_kind(device.name, device.kind)
+        name = this_device()
+        return "" if all(is_kind(device.kind, name) for device in devices) else name
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
         """Return the network settings of the run; call ``tell`` with each remark in the relay's report."""

@@ -216,6 +216,7 @@ def run(
     *,
     compute: Literal["real", "paced"] = "real",
     emulate_wan: bool = False,
+    on_this_device: bool = False,
     folder: AnyPath | None = None,
 ) -> "RunRecord":
     """Run a plan on this machine in real processes, one for each device.
@@ -228,6 +229,7 @@ def run(
         compute: ``"real"`` trains the model whose code the scenario names; ``"paced"`` moves tensors of the true sizes
             and takes the profiled times.
         emulate_wan: Whether to emulate the links and their traces between the processes.
+        on_this_device: Whether real compute may use a device of another kind than the plan names.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
     Raises:
@@ -242,7 +244,8 @@ def run(
     from experiments.verbs.run import real_backend
 
     chosen = _scenario(scenario)
-    backend = real_backend(compute, emulator="auto" if emulate_wan else "none", tell=tell)
+    emulator = "auto" if emulate_wan else "none"
+    backend = real_backend(compute, emulator=emulator, on_this_device=on_this_device, tell=tell)
     return carry_out(chosen, _plan(plan, chosen), policy, steps, _path(folder), backend)
 
 

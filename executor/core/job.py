@@ -69,6 +69,7 @@ class RunConfig:
         first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
         spread: Whether the ranks are on several hosts.
         is_watched: Whether the launcher shows each step as soon as the step is finished.
+        on_this_device: Whether real compute may use a device of another kind than the scenario gives.
     """
 
     compute: ComputeMode
@@ -83,6 +84,7 @@ class RunConfig:
     first_step: int = 0
     spread: bool = False
     is_watched: bool = False
+    on_this_device: bool = False
 
     @property
     def is_steered(self) -> bool:

@@ -32,6 +32,7 @@ class HostedRun:
         policy: Name of the policy, or path of a Python file that defines a policy.
         backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
         checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
+        on_this_device: Whether hosts may train on devices of other kinds than the scenario gives.
     """
 
     compute: ComputeMode
@@ -40,6 +41,7 @@ class HostedRun:
     backup_every: int
     checkpoint: str
     checkpoint_every: int
+    on_this_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)

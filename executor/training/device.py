@@ -2,13 +2,20 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 
 import torch
 
 from executor.core.job import ComputeMode
+from planner.scenario.datasheet import DATASHEET
+from traces.common.errors import InputError
 
 CPU = torch.device("cpu")
+
+# Words of kinds that drivers do not use in their names for the devices: a Jetson AGX Orin is "Orin".
+_NOT_IN_NAMES = ("jetson", "agx", "nx", "nano")
+_MEMORY = re.compile(r"\d{1,3}")
 
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -31,6 +38,35 @@ def compute_device(kind: str, compute: ComputeMode) -> torch.device:
     # Calls that name no GPU, such as the allocation of page-locked memory, would otherwise use the first one.
     torch.cuda.set_device(device)
     return device
+
+
+def this_device() -> str:
+    """Return the name of the GPU of this rank as its driver gives it, or ``CPU`` if torch finds none."""
+    if not torch.cuda.is_available():
+        return "CPU"
+    return torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def is_kind(kind: str, name: str) -> bool:
+    """Return whether a device of this ``name`` may be of a kind; the user's own kinds may be any device.
+
+    A kind of the datasheet is told by its model (``rtx``, ``3090``), not by its memory (``a100-40``).
+    """
+    if kind not in DATASHEET:
+        return (kind != "cpu" and not kind.startswith("cpu-")) or name == "CPU"
+    model = [word for word in kind.split("-") if word not in _NOT_IN_NAMES and not _MEMORY.fullmatch(word)]
+    return set(model) <= set(re.split(r"\W+", name.lower()))
+
+
+def refuse_other_kind(device: str, kind: str) -> None:
+    """Raise `InputError` if this rank's device is not of the kind that the scenario gives the ``device``."""
+    name = this_device()
+    if not is_kind(kind, name):
+        raise InputError(
+            f"device '{device}' is of the kind '{kind}', but torch finds {'no GPU' if name == 'CPU' else name} here",
+            where="--compute real",
+            valid="give '--on-this-device' to train here all the same, or '--compute paced' for the profiled times",
+        )
 
 
 def threads_of_a_rank(ranks: int) -> int:

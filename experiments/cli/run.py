@@ -28,6 +28,9 @@ from experiments.cli.options import (
 )
 from experiments.runs.console import say, tell
 
+OnThisDeviceOption = Annotated[
+    bool, typer.Option("--on-this-device", help="Train also on a device of another kind than the plan names.")
+]
 DeploymentArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'ropebridge deploy' wrote.")]
 
 
@@ -49,6 +52,7 @@ def run(
             help="Emulate links with: relay (below TCP), shaper (holds messages back), auto (relay if it can).",
         ),
     ] = None,
+    on_this_device: OnThisDeviceOption = False,
     backup_every: BackupOption = 0,
     checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Folder for checkpoints.")] = None,
     checkpoint_every: CheckpointEveryOption = None,
@@ -80,7 +84,13 @@ def run(
         planned = choose_plan(described, plan, strategy, ordering)
     with showing_run(live=live, tensorboard=tensorboard, prometheus=prometheus, tell=tell) as watch:
         backend = real_backend(
-            compute.value, emulator=chosen, backup_every=backup_every, checkpoints=checkpoints, watch=watch, tell=tell
+            compute.value,
+            emulator=chosen,
+            on_this_device=on_this_device,
+            backup_every=backup_every,
+            checkpoints=checkpoints,
+            watch=watch,
+            tell=tell,
         )
         record = carry_out(described, planned, policy, steps, output, backend)
     say(present(record, as_json))
@@ -97,6 +107,7 @@ def deploy(
     strategy: StrategyOption = None,
     policy: PolicyOption = "none",
     compute: ComputeOption = ComputeChoice.REAL,
+    on_this_device: OnThisDeviceOption = False,
     steps: StepsOption = 20,
     backup_every: BackupOption = 0,
     checkpoint: Annotated[str, typer.Option(help="Folder for checkpoints, which all hosts share.")] = "",
@@ -111,7 +122,7 @@ def deploy(
 
     chosen = choose_scenario(scenario)
     every = (checkpoint_every or CHECKPOINT_EVERY) if checkpoint else 0
-    config = HostedRun(compute.value, steps, policy, backup_every, checkpoint, every)
+    config = HostedRun(compute.value, steps, policy, backup_every, checkpoint, every, on_this_device)
     say(verb(chosen, choose_plan(chosen, plan, strategy), config, target, hosts, output, submit))
 
 

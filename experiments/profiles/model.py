@@ -1,6 +1,7 @@
 """The verb ``ropebridge profile model``: measures the layers of a model on this machine and writes its model file."""
 
 import json
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -10,7 +11,7 @@ import torch
 
 from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
-from executor.training.device import CPU, keep_freed_memory, threads_of_a_rank
+from executor.training.device import CPU, is_kind, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_config import META, ProfileConfig, arguments_of, rising_numbers
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
@@ -87,7 +88,8 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
-    add_to_model_file(output, ModelLayers(config.code.stem, layers, code, config.precision))
+    measured_on = {kind: _in_words(device, threads)}
+    add_to_model_file(output, ModelLayers(config.code.stem, layers, code, config.precision, measured_on))
     if as_json:
         of_all = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
         found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **of_all}
@@ -105,11 +107,28 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
 
 
 def _device(config: ProfileConfig) -> tuple[torch.device, str]:
-    if config.device in (CPU.type, META):
+    if config.device == META:
         return CPU, config.kind or "cpu"
-    if not torch.cuda.is_available():
-        raise InputError("torch finds no GPU here", where="--device", valid="choose 'cpu'")
-    return torch.device("cuda", 0), config.kind or torch.cuda.get_device_name(0)
+    device, name = CPU, "CPU"
+    if config.device != CPU.type:
+        if not torch.cuda.is_available():
+            raise InputError("torch finds no GPU here", where="--device", valid="choose 'cpu'")
+        device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
+    kind = config.kind or ("cpu" if device == CPU else name)
+    if not is_kind(kind, name):
+        raise InputError(
+            f"what is measured here is no '{kind}': torch computes on {name}",
+            where="--kind",
+            valid="choose another name, or measure on such a device",
+        )
+    return device, kind
+
+
+def _in_words(device: torch.device, threads: int) -> str:
+    versions = f"torch {torch.__version__}"
+    if device == CPU:
+        return f"{platform.processor() or platform.machine()}, {threads} threads, {versions}"
+    return f"{torch.cuda.get_device_name(device)}, {versions}"
 
 
 def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ class ModelLayers:
         layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
         code: The model's code; None if only the layers' costs are known.
         precision: The precision of the layers' times and sizes; None if it is unknown, or any for a roofline.
+        measured_on: The device on which the times of each kind were measured, in words, by the kind.
     """
 
     name: str
     layers: Sequence[LayerProfile | LayerWork]
     code: ModelCode | None = None
     precision: str | None = None
+    measured_on: Mapping[str, str] = field(default_factory=dict)
 
 
 def refuse_another_model(
@@ -92,7 +94,8 @@ def _document(path: Path, model: ModelLayers) -> dict[str, Any]:
     document = _head(path, model.name, model.code, model.precision)
     # Consecutive equal layers are one entry; when the file is read, each layer gets its number after the name.
     runs = [list(layers) for _, layers in groupby(model.layers, key=lambda layer: (layer.name, _layer(layer)))]
-    return document | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in runs]}
+    measured = {"measured_on": dict(model.measured_on)} if model.measured_on else {}
+    return document | measured | {"layers": [_layer(layers[0], repeat=len(layers)) for layers in runs]}
 
 
 def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
@@ -148,6 +151,8 @@ def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
     """Copy the times on other kinds from the old file into the new one, if both have the same layers."""
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
         raise _another_model(path)
+    if measured := {**old.get("measured_on", {}), **new.get("measured_on", {})}:
+        new["measured_on"] = measured
     for before, layer in zip(old["layers"], new["layers"], strict=True):
         if "times" in layer:
             layer["times"] = {**before["times"], **layer["times"]}
@@ -159,7 +164,7 @@ def _without_times(document: Mapping[str, Any]) -> Any:
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None
     blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
-    return {**document, "layers": blank}
+    return {**{key: value for key, value in document.items() if key != "measured_on"}, "layers": blank}
 
 
 def _another_model(path: Path) -> InputError:

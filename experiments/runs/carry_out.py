@@ -79,6 +79,8 @@ def _describe(summary: dict[str, Any]) -> str:
         f"  memory       {size_text(max(summary['peak_memory_bytes'].values()))} on the fullest device",
         f"  decisions    {summary['decisions']}",
     ]
+    if summary["computed_on"]:
+        lines.append(f"  trained on   {summary['computed_on']}, not on the devices of the plan")
     if summary["losses"]:
         lines.append(f"  loss         {number_text(summary['losses'][0])} -> {number_text(summary['losses'][-1])}")
     return "\n".join(lines)

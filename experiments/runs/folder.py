@@ -125,7 +125,8 @@ def read_record(folder: Path) -> RunRecord:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
-    return RunRecord(backend, scenario, read_plan(folder / "plan.json"), events, decisions, losses, norms, network)
+    plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
+    return RunRecord(backend, scenario, plan, events, decisions, losses, norms, network, computed_on)
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "emulator": record.network.emulator if record.network is not None else None,
         "tcp": record.network.tcp if record.network is not None else None,
         "network_effects": network_name(record.scenario.effects.network) if record.backend == "simulated" else None,
+        "computed_on": record.computed_on,
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,

@@ -58,7 +58,7 @@ def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str
         tell(f"training the model for real: {REAL_STEPS} steps of the same plan")
         (folder / TRAINED).mkdir()
         parameters = folder / TRAINED / "parameters.safetensors"
-        trainer = TorchBackend("real", emulator=emulator, parameters=parameters, tell=tell)
+        trainer = TorchBackend("real", emulator=emulator, on_this_device=True, parameters=parameters, tell=tell)
         trained = trainer.run(scenario, plan, None, REAL_STEPS)
         write_record(trained, folder / TRAINED)
         tell("drawing")

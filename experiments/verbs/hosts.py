@@ -190,6 +190,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             backup_every=run.backup_every,
             checkpoints=checkpoints,
             hosts=hosts,
+            on_this_device=run.on_this_device,
             watch=run_lines(tell),
             tell=tell,
         )

@@ -92,6 +92,7 @@ class ModelEntry:
 
     Attributes:
         precision: The precision in which times and sizes were measured; layers with ``forward`` have float32 sizes.
+        measured_on: The device on which the times of each kind were measured, in words, by the kind.
         code: The file with the model's code, for runs with real compute.
     """
 
@@ -101,6 +102,7 @@ class ModelEntry:
     sailor: SailorEntry | None = None
     huggingface: str | None = None
     tokens: Positive | None = None
+    measured_on: dict[str, str] = field(default_factory=dict)
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
 

@@ -60,13 +60,14 @@ def run_rows(runs: Sequence[RunView]) -> list[Row]:
 def _run_cells(run: RunView, first: RunView) -> tuple[str, ...]:
     record, metrics = run.record, run.metrics
     emulator = f", links: {record.network.emulator}" if record.network is not None else ""
+    device = f", on {record.computed_on} instead of the plan's devices" if record.computed_on else ""
     samples = metrics.steps * record.plan.global_batch
     peaks = run.peak_bytes
     fullest = max(peaks, key=lambda name: peaks[name])
     losses = record.losses
     return (
         run.name,
-        f"{record.backend}{emulator}, {record.plan.strategy}, {record.plan.schedule}",
+        f"{record.backend}{emulator}{device}, {record.plan.strategy}, {record.plan.schedule}",
         str(metrics.steps),
         time_text(metrics.step_s),
         "1" if run is first else f"{metrics.step_s / first.metrics.step_s:.3f}",

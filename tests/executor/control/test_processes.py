@@ -155,7 +155,14 @@ training: {global_batch: 4, microbatch: 1}
 def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, cause: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown=breakdown))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
-    arguments = ["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "-o", str(tmp_path / "run")]
+    arguments = [
+        "run",
+        str(tmp_path / "broken.yaml"),
+        "--strategy=megatron",
+        "--on-this-device",
+        "-o",
+        str(tmp_path / "run"),
+    ]
     with started(arguments, tmp_path) as (process, _):
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -170,7 +177,10 @@ def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
     """Without an error, and with nobody who would miss it."""
     (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import os; os._exit(0)"))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
-    with started(["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "--backup-every", "1"], tmp_path) as (
+    with started(
+        ["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "--on-this-device", "--backup-every", "1"],
+        tmp_path,
+    ) as (
         process,
         _,
     ):

@@ -184,7 +184,7 @@ def test_a_model_that_disagrees_with_the_plan_is_wrong_input(layer: str, message
     (tmp_path / "model.py").write_text(MODEL.format(layer=layer))
     (tmp_path / "shapes.yaml").write_text(MODEL_SCENARIO)
     target = tmp_path / "run"
-    arguments = ["run", str(tmp_path / "shapes.yaml"), "--strategy", "megatron", "-o", str(target)]
+    arguments = ["run", str(tmp_path / "shapes.yaml"), "--strategy", "megatron", "--on-this-device", "-o", str(target)]
     with started(arguments, tmp_path) as (process, _):
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output) == (2, ""), errors

@@ -119,6 +119,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
         "run",
         SCENARIO,
         "--strategy=megatron",
+        "--on-this-device",
         "--checkpoint",
         f"{place}/c",
         "--checkpoint-every",
@@ -145,7 +146,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
         (["--checkpoint-every", "3"], "'--checkpoint-every' needs '--checkpoint'"),
         (["--checkpoint", "{}", "--resume"], "there is no complete checkpoint"),
         (["--checkpoint", "{}", "--compute", "paced"], "paced compute has no state for checkpoints"),
-        (["--checkpoint", "/proc/none"], "no checkpoints can be written"),
+        (["--on-this-device", "--checkpoint", "/proc/none"], "no checkpoints can be written"),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], expected: str, tmp_path: Path) -> None:

@@ -424,7 +424,7 @@ def test_a_folder_that_is_there_already_is_left_alone(tmp_path: Path) -> None:
 def test_what_a_model_prints_does_not_mix_with_the_results(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("print('hello from the model')\n" + MODEL)
     path = write(tmp_path, (LAYERS, FITTING), ("  name: tiny\n", "  name: tiny\n  code: model.py\n"))
-    done = ropebridge("run", path, "--strategy=megatron", "--steps", 1, "--json", cwd=tmp_path)
+    done = ropebridge("run", path, "--strategy=megatron", "--on-this-device", "--steps", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 1
     assert "hello from the model" in done.stderr
@@ -454,3 +454,15 @@ def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line == "ropebridge: the results cannot be written to the standard output: No space left on device"
+
+
+def test_a_device_of_another_kind_is_not_trained_on_without_a_word(tmp_path: Path) -> None:
+    command = ["run", "two-regions", "--strategy=megatron", "--steps", 2]
+    assert_refused(command, tmp_path, "'west-gpu' is of the kind 'jetson-tx2'", "torch finds", "--on-this-device")
+    done = ropebridge(*command, "--on-this-device", "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "not on the devices of the plan" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["computed_on"]
+    ropebridge("report", tmp_path / "run", "-o", tmp_path / "run.html")
+    assert f"on {summary['computed_on']} instead of the plan" in (tmp_path / "run.html").read_text()

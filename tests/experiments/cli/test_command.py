@@ -163,7 +163,9 @@ def test_the_resolved_scenario_of_a_run_is_a_scenario(tmp_path: Path) -> None:
 
 
 def test_training_writes_the_parameters(tmp_path: Path) -> None:
-    done = ropebridge("run", "two-regions", "--strategy=megatron", "--steps", 6, "--json", "-o", tmp_path / "run")
+    done = ropebridge(
+        "run", "two-regions", "--strategy=megatron", "--on-this-device", "--steps", 6, "--json", "-o", tmp_path / "run"
+    )
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout)["losses"]
     assert len(losses) == 6
