@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from executor.profiling.background_load import LoadConfig, background_load
@@ -35,8 +36,9 @@ name: profiled
 model: {model}
 cluster:
   devices:
-    - {{name: one, kind: raspberry-pi-4, region: here, memory: 1 GiB}}
-    - {{name: two, kind: jetson-nano, region: here, memory: 1 GiB}}
+    - {{name: one, kind: one-box, region: here}}
+    - {{name: two, kind: other-box, region: here}}
+  kinds: {{one-box: &box {{peak: 1 TFLOP/s, memory: 1 GiB, memory_bandwidth: 10 GB/s}}, other-box: *box}}
   links:
     - {{from: here, to: here, bandwidth: 1 Gbit/s, latency: 1 ms}}
 training: {{global_batch: 4}}
@@ -53,7 +55,7 @@ def one_thread() -> Iterator[None]:
 
 def test_a_profile_of_two_kinds_is_the_model_of_a_scenario(tmp_path: Path) -> None:
     file = tmp_path / "gpt.yaml"
-    ways = {"raspberry-pi-4": ["--ranks", "2", "--optimizer", "adamw"], "jetson-nano": ["--split", "--json"]}
+    ways = {"one-box": ["--ranks", "2", "--optimizer", "adamw"], "other-box": ["--split", "--json"]}
     for kind, options in ways.items():
         done = ropebridge("profile", "model", MODELS / "gpt.py", *OPTIONS, *QUICK, "--kind", kind, *options, "-o", file)
         assert done.returncode == 0, done.stderr
@@ -63,6 +65,12 @@ def test_a_profile_of_two_kinds_is_the_model_of_a_scenario(tmp_path: Path) -> No
             assert "name it as 'model:' of a scenario" in done.stdout
             assert "launch overhead: " in done.stdout
     check_document(json.loads(done.stdout))
+    written = yaml.safe_load(file.read_text())
+    assert written["precision"] == "fp32"
+    assert {kind: text.split(", ")[1] for kind, text in written["measured_on"].items()} == {
+        "one-box": f"{max(1, len(os.sched_getaffinity(0)) // 2)} threads",
+        "other-box": f"{len(os.sched_getaffinity(0))} threads",
+    }
 
     (tmp_path / "scenario.yaml").write_text(SCENARIO.format(model=file))
     scenario = read_scenario(tmp_path / "scenario.yaml")
@@ -100,6 +108,8 @@ def check_document(document: dict[str, object]) -> None:
         (["--set", "width"], "--set: 'width' is no assignment; write KEY=VALUE"),
         (["--set", "width=["], "--set: 'width=[' is no assignment; write KEY=VALUE"),
         (["--optimizer", "adam"], "unknown optimizer 'adam'"),
+        (["--kind", "a100-40"], "--kind: what is measured here is no 'a100-40': torch computes on "),
+        (["--precision", "fp16"], "--precision: training in fp16 cannot be run yet; choose among fp32, tf32, bf16"),
         (["--ranks", "2", "--device", "cuda"], "only ranks on a CPU share their device"),
     ],
 )
