@@ -25,7 +25,10 @@ _SILENT = "99"
 
 
 def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
-    """Return, for each layer of a model on the CPU, the bytes per sample that autograd saves for its backward."""
+    """Return, for each layer of a model on the CPU, the bytes per sample that autograd saves for its backward.
+
+    A layer's outputs count as inputs of the next layer, also if both layers save them.
+    """
     inputs = [None, *(size.output for size in loaded.sizes[:-1])]
     data = DataOrder(loaded.model, max(_MORE, training.global_batch), training.seed)
 
@@ -135,6 +138,9 @@ def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None, prec
         # Keep the outputs until all storages are counted, since the address of freed memory may be reused.
         outputs = layer(entering.clone() if entering.requires_grad else entering)
         result = outputs.to(boundary_dtype(precision)) if loss is None else loss(outputs)
+    if loss is None:
+        # The next layer's inputs, which count there.
+        saved.pop(outputs.untyped_storage().data_ptr(), None)
     total = sum(saved.values())
     del outputs, result
     return total

@@ -178,13 +178,15 @@ def test_a_bar_in_a_terminal_and_lines_elsewhere() -> None:
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
-    """A linear layer keeps its inputs, ReLU its outputs: 4 bytes a number."""
+    """A linear layer keeps its inputs, 4 bytes a number; what ReLU keeps are its outputs, which the next layer keeps."""
     layer, shape = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), SampleShape((6,), torch.float32)
 
     def refuse(_: int) -> torch.Tensor:
         raise InputError("the layer is not the first one")
 
-    assert activation_bytes(layer, shape, refuse) == 4 * (6 + 5)
+    assert activation_bytes(layer, shape, refuse) == 4 * 6
+    within = nn.Sequential(layer, nn.Linear(5, 2))
+    assert activation_bytes(within, shape, refuse) == 4 * (6 + 5)
 
 
 class Linear:
