@@ -178,7 +178,7 @@ def test_a_bar_in_a_terminal_and_lines_elsewhere() -> None:
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
-    """A linear layer keeps its inputs, 4 bytes a number; what ReLU keeps are its outputs, which the next layer keeps."""
+    """A linear layer keeps its inputs, 4 bytes a number; the outputs that ReLU keeps are inputs of the next layer."""
     layer, shape = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), SampleShape((6,), torch.float32)
 
     def refuse(_: int) -> torch.Tensor:
