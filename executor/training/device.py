@@ -50,12 +50,14 @@ def this_device() -> str:
 def is_kind(kind: str, name: str) -> bool:
     """Return whether a device of this ``name`` may be of a kind; the user's own kinds may be any device.
 
-    A kind of the datasheet is told by its model (``rtx``, ``3090``), not by its memory (``a100-40``).
+    A kind of the datasheet is told by its model (``rtx``, ``3090``), not by its memory (``a100-40``). Kinds that are a
+    CPU by their name may be on any machine, since `compute_device` computes them on its CPU.
     """
     if kind not in DATASHEET:
-        return (kind != "cpu" and not kind.startswith("cpu-")) or name == "CPU"
+        return True
     model = [word for word in kind.split("-") if word not in _NOT_IN_NAMES and not _MEMORY.fullmatch(word)]
-    return set(model) <= set(re.split(r"\W+", name.lower()))
+    # A Jetson Nano is a "Tegra X1".
+    return set(model or ("tegra",)) <= set(re.split(r"\W+", name.lower()))
 
 
 def refuse_other_kind(device: str, kind: str) -> None:
