@@ -28,7 +28,7 @@ class Explanation:
         verdict: Bottleneck of the plan.
         unused_devices: Names of the cluster's devices to which the plan gives no layers.
         precision: The scenario's precision, one of `planner.scenario.training.PRECISIONS`.
-        parameter_bytes: Bytes that a device holds for each parameter: it, its gradient, optimizer state and copies.
+        bytes_per_parameter: Bytes that a device holds for each parameter: it, its gradient, optimizer state and copies.
         robust: Throughput that the plan reaches in most windows of the links' traces; None if not evaluated.
     """
 
@@ -40,7 +40,7 @@ class Explanation:
     verdict: Bottleneck
     unused_devices: tuple[str, ...]
     precision: str
-    parameter_bytes: int
+    bytes_per_parameter: int
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Explanation:
         """Return the explanation as lines of text: precision, loads, unused devices, and the verdict last."""
         number_bytes = PRECISIONS[self.precision].number_bytes
         lines = [
-            f"precision {self.precision}: {self.parameter_bytes} bytes a parameter with its training state, "
+            f"precision {self.precision}: {self.bytes_per_parameter} bytes a parameter with its training state, "
             f"{number_bytes} bytes a number in activations and messages"
         ]
         lines += [line for loads in self.pipelines for line in _pipeline_lines(loads)]

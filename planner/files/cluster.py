@@ -177,7 +177,7 @@ def _peaks(entry: KindEntry, where: str) -> Mapping[str, float]:
 
 
 def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> Cluster:
-    devices = [_device(device, kinds[device.kind]) for device in entry.devices]
+    devices = [_device(each, each.name, each.host or "", kinds[each.kind]) for each in entry.devices]
     links = [_links(link, part, index) for index, link in enumerate(entry.links)]
     # The place in the file of each device and link: an entry with `between` makes two links, a host several devices.
     places: dict[str, list[Location]] = {
@@ -185,7 +185,7 @@ def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> C
         "links": [("links", index) for index, made in enumerate(links) for _ in made],
     }
     for index, host in enumerate(entry.hosts):
-        devices += _host_devices(host, kinds[host.kind])
+        devices += [_device(host, name, host.name, kinds[host.kind]) for name in _names(host)]
         links.append(_inside(host, part.where("hosts", index, "interconnect")))
         places["devices"] += [("hosts", index)] * host.devices
         places["links"] += [("hosts", index)] * len(links[-1])
@@ -197,28 +197,14 @@ def _cluster(entry: ClusterEntry, kinds: dict[str, DeviceKind], part: Part) -> C
         raise InputError(error.problem, part.where(*place), error.valid) from None
 
 
-def _host_devices(entry: HostEntry, kind: DeviceKind) -> list[Device]:
-    memory_bytes = kind.memory_bytes if entry.memory is None else entry.memory
-    interface_bps = math.inf if entry.interface is None else entry.interface
-    return [
-        Device(
-            f"{entry.name}-{number}",
-            entry.kind,
-            entry.region,
-            memory_bytes,
-            entry.price_usd_per_hour,
-            entry.name,
-            interface_bps,
-        )
-        for number in range(entry.devices)
-    ]
+def _names(entry: HostEntry) -> list[str]:
+    return [f"{entry.name}-{number}" for number in range(entry.devices)]
 
 
 def _inside(entry: HostEntry, where: str) -> list[Link]:
     """Return a link from each device of a host to each other one, since they do not share the interconnect's rate."""
     bandwidth_bps, latency_s = _interconnect(entry, where)
-    names = [f"{entry.name}-{number}" for number in range(entry.devices)]
-    return [Link(source, target, bandwidth_bps, latency_s) for source, target in permutations(names, 2)]
+    return [Link(source, target, bandwidth_bps, latency_s) for source, target in permutations(_names(entry), 2)]
 
 
 def _interconnect(entry: HostEntry, where: str) -> tuple[float, float]:
@@ -237,11 +223,11 @@ def _interconnect(entry: HostEntry, where: str) -> tuple[float, float]:
         ) from None
 
 
-def _device(entry: DeviceEntry, kind: DeviceKind) -> Device:
+def _device(entry: DeviceEntry | HostEntry, name: str, host: str, kind: DeviceKind) -> Device:
     memory_bytes = kind.memory_bytes if entry.memory is None else entry.memory
     interface_bps = math.inf if entry.interface is None else entry.interface
     price = entry.price_usd_per_hour
-    return Device(entry.name, entry.kind, entry.region, memory_bytes, price, entry.host or "", interface_bps)
+    return Device(name, entry.kind, entry.region, memory_bytes, price, host, interface_bps)
 
 
 def _links(entry: LinkEntry, part: Part, index: int) -> list[Link]:

@@ -207,11 +207,8 @@ class TransformerShape:
     @property
     def _block(self) -> int:
         biases = self.head_width * (self.heads + 2 * self.key_value_heads) if self.query_bias else 0
-        biases += self.width if self.output_bias else 0
-        if self.inner_bias:
-            biases += self.experts * ((2 if self.gated else 1) * self.inner + self.width)
-        norms = 2 * self.norm_parameters * self.width + (2 * self.head_width if self.head_norms else 0)
-        return self._attention + self.experts * self._expert + self._router + biases + norms
+        biases += self.experts * (2 if self.gated else 1) * self.inner if self.inner_bias else 0
+        return self._attention + self.experts * self._expert + biases + self._whole
 
     @property
     def _whole(self) -> int:
