@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from executor.core.subprocesses import die_with_parent, python_environment
+from executor.profiling.boundary_messages import Pauses
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import keep_freed_memory
 from executor.training.models.loading import load_with_sizes
@@ -98,7 +99,7 @@ def main(parent: str) -> None:
     print(_READY, flush=True)
     while True:
         for samples in config.samples:
-            measure_layers(loaded, range(len(loaded.sizes)), samples, training, repeats=2, wait_s=0.0)
+            measure_layers(loaded, range(len(loaded.sizes)), samples, training, repeats=2, boundary=Pauses(0.0))
 
 
 if __name__ == "__main__":

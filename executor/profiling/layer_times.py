@@ -22,7 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from executor.core.clock import RunClock
+from executor.core.failures import give_up
 from executor.core.job import JobFolder
+from executor.core.step_program import compile_plan
+from executor.profiling.boundary_messages import Boundary, BoundaryMessages, Pauses, has_one_stage
 from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
 from executor.training.device import CPU, compute_device, from_payloads, synchronize, threads_of_a_rank, to_payload
@@ -31,14 +35,13 @@ from executor.training.models.precision import shared_copies
 from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
-from executor.transport.rendezvous import connect
+from executor.transport.rendezvous import ProcessGroups, connect
+from executor.transport.transport import Transport
+from planner.plan.actions import Kind
 from planner.scenario.training import Training
 
-# Pause before each pass: about as long as a stage waits for a message of another stage.
-WAIT_S = 0.001
-
-# Least number of measurements of each time if this module runs as a program, and least seconds for which it measures
-# each kind of backward: a rank whose layers take less time measures until the other ranks are nearly done.
+# Least number of measurements of each time if this module runs as a program, and about the least seconds for which it
+# measures each kind of backward.
 REPEATS = 15
 LEAST_S = 4.0
 
@@ -87,10 +90,10 @@ def measure_layers(
     training: Training,
     repeats: int,
     device: torch.device = CPU,
-    wait_s: float = WAIT_S,
+    boundary: Boundary | None = None,
     least_s: float = 0.0,
 ) -> list[LayerTimes]:
-    """Return the times of the layers of a stage, after a first pass that is not measured.
+    """Return the times of the layers of a stage, after two passes that are not measured.
 
     Args:
         loaded: The model as loaded; its layers are moved to the device, and keep their parameters.
@@ -99,10 +102,10 @@ def measure_layers(
         training: The optimizer, the precision and the global batch.
         repeats: Least number of measurements of each time.
         device: The device that computes the layers.
-        wait_s: Pause before each pass in seconds. In training stages wait for messages, and after a pause a processor
-            core is slower for some milliseconds.
-        least_s: Least time for which whole backwards are measured, and as long for split ones, seconds.
+        boundary: What happens before and after each pass; by default `Pauses`.
+        least_s: About the least time for which unsplit backwards are measured, and as long for split ones, seconds.
     """
+    boundary = boundary or Pauses()
     ends = (layers[0], layers[-1]) if layers else (0, 0)
     stage = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
     for splits in (False, True):
@@ -111,13 +114,13 @@ def measure_layers(
                 each.module.start_step(recompute=False, splits=splits)
                 # In the first pass torch chooses its algorithms, and memory is allocated.
                 each.records = False
-            _pass(stage, splits, wait_s)
+            _pass(stage, splits, Pauses())
+            pass_s, _ = _seconds(lambda: _pass(stage, splits, Pauses()), device)  # noqa: B023
             for each in stage:
                 each.records = True
-            start_s, passes = time.perf_counter(), 0
-            while passes < repeats or time.perf_counter() < start_s + least_s:
-                _pass(stage, splits, wait_s)
-                passes += 1
+            for _ in range(boundary.passes(repeats, least_s, pass_s)):
+                _pass(stage, splits, boundary)
+            boundary.finish()
     for each in stage:
         each.module.start_step(recompute=False, splits=False)
         each.rule.clear_gradients()
@@ -136,25 +139,25 @@ def measure_overhead(training: Training, repeats: int, device: torch.device = CP
     return PassOverhead(median(forward_s), median(backward_s))
 
 
-def _pass(stage: Sequence["_StageLayer"], splits: bool, wait_s: float) -> None:
-    time.sleep(wait_s)
-    _forward(stage)
-    time.sleep(wait_s)
-    _backward(stage, splits)
+def _pass(stage: Sequence["_StageLayer"], splits: bool, boundary: Boundary) -> None:
+    boundary.receive(Kind.FORWARD)
+    _forward(stage, partial(boundary.send, Kind.FORWARD))
+    boundary.receive(Kind.BACKWARD)
+    _backward(stage, splits, partial(boundary.send, Kind.BACKWARD))
 
 
-def _forward(stage: Sequence["_StageLayer"]) -> None:
+def _forward(stage: Sequence["_StageLayer"], send: Callable[[], None]) -> None:
     outputs: torch.Tensor | None = None
     for layer in stage:
-        outputs = layer.timed("forward_s", partial(layer.forward, outputs))
+        outputs = layer.timed("forward_s", partial(layer.forward, outputs, send))
 
 
-def _backward(stage: Sequence["_StageLayer"], splits: bool) -> None:
+def _backward(stage: Sequence["_StageLayer"], splits: bool, send: Callable[[], None]) -> None:
     gradient: torch.Tensor | None = None
     for layer in reversed(stage):
         run = layer.module.backward_input if splits else layer.module.backward
         name = "backward_input_s" if splits else "backward_s"
-        gradient = layer.timed(name, partial(layer.backward, run, gradient))
+        gradient = layer.timed(name, partial(layer.backward, run, gradient, send))
     for layer in reversed(stage):
         if splits:
             layer.timed("backward_weight_s", partial(layer.module.backward_weight, _MICROBATCH))
@@ -205,8 +208,11 @@ class _StageLayer:
         """
         return LayerTimes(self.layer, self.samples, **{name: fmean(values) for name, values in self._durations.items()})
 
-    def forward(self, previous: torch.Tensor | None) -> torch.Tensor:
-        """Run the layer forward, from the outputs of the previous layer if there are any; return outputs or loss."""
+    def forward(self, previous: torch.Tensor | None, send: Callable[[], None]) -> torch.Tensor:
+        """Run the layer forward, from the outputs of the previous layer if there are any; return outputs or loss.
+
+        The last layer of the stage then calls ``send``.
+        """
         loss: Loss | None = None
         if self._is_first or self._is_last:
             data, targets = self._data.samples(0, 0, self.samples)
@@ -222,15 +228,25 @@ class _StageLayer:
         outputs = self.module.forward(_MICROBATCH, inputs, loss)
         if self._after is not None:
             to_payload(outputs)
+        if self._sends:
+            send()
         return outputs
 
     def backward(
-        self, run: Callable[[int, torch.Tensor | None], torch.Tensor | None], gradient: torch.Tensor | None
+        self,
+        run: Callable[[int, torch.Tensor | None], torch.Tensor | None],
+        gradient: torch.Tensor | None,
+        send: Callable[[], None],
     ) -> torch.Tensor | None:
-        """Call ``run``, a backward of the module, from the gradient of the next layer; return the input gradient."""
+        """Call ``run``, a backward of the module, from the gradient of the next layer; return the input gradient.
+
+        The first layer of the stage then calls ``send``.
+        """
         found = run(_MICROBATCH, self._after() if self._after is not None else gradient)
         if self._receives and found is not None:
             to_payload(found)
+        if self._receives:
+            send()
         return found
 
 
@@ -255,10 +271,15 @@ def main(agent: str, folder: str) -> None:
     scenario, plan, _ = job.read()
     torch.set_num_threads(threads_of_a_rank(len(plan.devices)))
     connect(ControlStore(client), rank, len(plan.devices), "profile")
+    name = plan.devices[rank]
     assert scenario.code is not None, "a profile needs code"
     loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
-    name = plan.devices[rank]
     device = compute_device(scenario.cluster.by_name[name].kind, "real")
+    ranks = {each: place for place, each in enumerate(plan.devices)}
+    end = partial(give_up, job, rank, name)
+    transport = Transport(name, ranks, scenario, ProcessGroups(1), RunClock(0.0), None, False, False, end)
+    programs = compile_plan(plan, scenario)
+    exchanges = all(has_one_stage(program) for program in programs.values())
     # Start together, so that each rank measures while the other ranks compute, as in training.
     dist.barrier(timeout=_TIMEOUT)
     measured = [
@@ -267,8 +288,18 @@ def main(agent: str, folder: str) -> None:
         for stage in pipeline.stages
         for replica, samples in zip(stage.replicas, stage.most_samples(pipeline.microbatches), strict=True)
         if replica.device == name
-        for times in measure_layers(loaded, stage.layers, samples, scenario.training, REPEATS, device, least_s=LEAST_S)
+        for times in measure_layers(
+            loaded,
+            stage.layers,
+            samples,
+            scenario.training,
+            REPEATS,
+            device,
+            BoundaryMessages(transport, programs[name]) if exchanges else Pauses(),
+            LEAST_S,
+        )
     ]
     dist.barrier(timeout=_TIMEOUT)
+    transport.close()
     (job.path / f"layers-{rank}.json").write_text(json.dumps([asdict(each) for each in measured]))
     dist.destroy_process_group()
