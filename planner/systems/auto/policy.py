@@ -23,7 +23,7 @@ import numpy as np
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
 from planner.cost.network import payload_bps
-from planner.plan.plan import Plan
+from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
 from planner.systems.auto.forecast import (
@@ -213,16 +213,21 @@ class AutoPolicy:
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.
 
-        Noise could order plans in any way whose predicted steps, ``step_s``, differ by less than `LEAST_GAIN`. Of plans
-        that are reached equally soon, the one with most microbatches in flight is returned.
+        Predictions, ``step_s``, cannot order plans that are nearer to each other than `LEAST_GAIN` or, of plans that
+        have never run, `LEAST_GAIN_OF_MOVE`. Of plans that are reached equally soon, one with an order for exactly
+        these rates is the last choice, and one with most microbatches in flight the first.
         """
         observed = self._observed()
 
-        def cost(other: Plan) -> tuple[float, int, float]:
-            moving_s = _moving_s(plan, other, observed, away)
-            return moving_s, -sum(stage.in_flight for stage in other.stages), step_s[other]
+        def is_near(other: Plan) -> bool:
+            margin = LEAST_GAIN if self._bias.has_run(other) else LEAST_GAIN_OF_MOVE
+            return step_s[other] <= best_s * (1 + margin)
 
-        return min((each for each, own_s in step_s.items() if own_s <= best_s * (1 + LEAST_GAIN)), key=cost)
+        def cost(other: Plan) -> tuple[float, bool, int, float]:
+            in_flight = sum(stage.in_flight for stage in other.stages)
+            return _moving_s(plan, other, observed, away), other.schedule == EXPLICIT, -in_flight, step_s[other]
+
+        return min(filter(is_near, step_s), key=cost)
 
     def _step_s(self, plan: Plan, optimistic: bool = False) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the network.

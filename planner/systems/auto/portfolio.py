@@ -1,5 +1,6 @@
 """The plans that policy `auto` has found so far in a run, each by a search at certain rates and latencies of links."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,6 +22,9 @@ from traces.common.errors import InputError
 # `NEAR_S` seconds.
 NEAR = 1.5
 NEAR_S = 0.0005
+
+# Ratio of neighbouring rates, and of latencies, at which plans are searched for.
+GRID = 1.25
 
 # Rate, bits per second, and one-way latency, seconds, of each link by its name.
 Links = Mapping[str, tuple[float, float]]
@@ -65,13 +69,13 @@ class Portfolio:
         if any(away == others and are_near(links, covered) for covered, others in self._covered):
             return
         self._covered.append((links, away))
-        there = with_links(self._scenario, links)
+        there = with_links(self._scenario, _rounded(links))
         try:
             found, searching_s = self._search(there, away)
         except InputError:
             return
         self.searching_s += searching_s
-        self._add(found, with_found_orders(found, there))
+        self._add(found, with_found_orders(found, with_links(self._scenario, links)))
 
     def add(self, plan: Plan) -> None:
         """Add a plan, and also the same plan with a dynamic order, which loses less time when link rates vary."""
@@ -153,6 +157,19 @@ def are_near(links: Links, others: Links) -> bool:
         and (abs(latency_s - other_s) <= NEAR_S or 1 / NEAR <= latency_s / max(other_s, NEAR_S) <= NEAR)
         for rate_bps, latency_s, other_bps, other_s in pairs
     )
+
+
+def _rounded(links: Links) -> Links:
+    """Return the links with rates and latencies rounded to powers of `GRID`.
+
+    Two runs, or a run and its simulation, observe links that differ by some percent. A search can answer a difference
+    of one percent with other stages and microbatches that are no better.
+    """
+    return {name: (_nearest(rate_bps), _nearest(latency_s)) for name, (rate_bps, latency_s) in links.items()}
+
+
+def _nearest(value: float) -> float:
+    return float(GRID ** round(math.log(value, GRID))) if value > 0 else 0.0
 
 
 def with_links(scenario: Scenario, seen: Links) -> Scenario:
