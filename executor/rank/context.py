@@ -17,7 +17,7 @@ from executor.training.compute import PacedCompute
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel
-from executor.training.models.precision import boundary_dtype, use_tensor_cores
+from executor.training.models.precision import boundary_dtype
 from executor.training.noise_scale import NoiseMeasuringCompute
 from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
@@ -123,7 +123,6 @@ def build_context(
     group = None
     if model is not None and is_connected:
         group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))
-    use_tensor_cores(training.precision)
     clock = RunClock()
     compute: Compute = PacedCompute(clock, scenario.effects.compute)
     if model is not None:

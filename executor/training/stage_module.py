@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from executor.training.models.precision import autocast, boundary_dtype
+from executor.training.models.precision import autocast, boundary_dtype, use_tensor_cores
 from executor.training.split_backward import GradBucketHooks, WeightStore
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -57,6 +57,7 @@ class StageModule:
                 random numbers.
             splits: Whether the backward of some microbatch is split in two passes.
         """
+        use_tensor_cores(self._precision)
         self._forwarded.clear()
         self._store.clear()
         self._recompute = recompute

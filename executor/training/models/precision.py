@@ -44,6 +44,10 @@ def shared_copies() -> Iterator[None]:
 
 
 def use_tensor_cores(precision: str) -> None:
-    """Have matrix products and convolutions of float32 numbers on GPUs use TF32 in precision ``tf32`` only."""
+    """Have matrix products and convolutions of float32 numbers on GPUs use TF32 in precision ``tf32`` only.
+
+    By default torch uses TF32 in convolutions. The setting is one of the process: `StageModule.start_step` makes it, so
+    that training and measurements of a model compute alike.
+    """
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

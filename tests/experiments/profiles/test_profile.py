@@ -18,6 +18,7 @@ from executor.profiling.layer_memory import activation_bytes, stage_peak_bytes
 from executor.profiling.layer_times import measure_layers
 from executor.profiling.model_profile import count_work
 from executor.training.models.loading import LayerSize, LoadedModel, SampleShape, load_with_sizes
+from executor.training.models.precision import boundary_dtype
 from planner.files.importers.transformer import TransformerShape
 from planner.files.scenario import read_scenario
 from planner.scenario.scenario import ModelCode
@@ -224,6 +225,30 @@ def test_measuring_leaves_the_parameters_as_they_are() -> None:
     after = [layer.weight for layer in LINEAR.model.layers]  # type: ignore[union-attr]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert all(layer.weight.grad is None for layer in LINEAR.model.layers)  # type: ignore[union-attr]
+
+
+class Watched(nn.Linear):
+    """A layer that keeps how torch would compute float32 numbers on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8, bias=False)
+        self.found: set[tuple[bool, bool]] = set()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.found.add((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
+def test_layers_are_measured_in_the_arithmetic_of_the_precision(precision: str) -> None:
+    watched = Watched()
+    model = Linear()
+    model.layers = [watched, nn.Linear(8, 8, bias=False)]
+    sizes = (LayerSize(256, SampleShape((8,), boundary_dtype(precision))), LINEAR.sizes[1])
+    training = Training(4, precision=precision)
+    stage_peak_bytes(LoadedModel(model, sizes), [0, 1], 4, training, CPU)
+    measure_layers(LoadedModel(model, sizes), [0, 1], 4, training, repeats=1)
+    assert watched.found == {(precision == "tf32", precision == "tf32")}
 
 
 def test_counted_work_is_that_of_the_formulas() -> None:
