@@ -3,7 +3,8 @@
 import ctypes
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -13,9 +14,28 @@ from traces.common.errors import InputError
 
 CPU = torch.device("cpu")
 
-# Words of kinds that drivers do not use in their names for the devices: a Jetson AGX Orin is "Orin".
-_NOT_IN_NAMES = ("jetson", "agx", "nx", "nano")
-_MEMORY = re.compile(r"\d{1,3}")
+# The names of models for kinds that the datasheet calls differently; those of other kinds are in the kind's name.
+_MODELS: Mapping[str, str] = {
+    "a4000": "rtx a4000",
+    "a5000": "rtx a5000",
+    "a6000": "rtx a6000",
+    "jetson-nano": "tegra x1",
+    "jetson-tx2": "tegra x2",
+    "jetson-xavier-nx": "xavier",
+    "jetson-agx-xavier": "xavier",
+    "jetson-orin-nano": "orin",
+    "jetson-agx-orin": "orin",
+}
+
+# The memory in the name of a kind, such as ``a100-40``.
+_MEMORY_OF_KIND = re.compile(r"-\d{2}$")
+
+# Parts of a driver's name that are not the model: vendor, brand, form factor, memory, revision of a board.
+_NOT_MODEL = re.compile(
+    r"\b(nvidia|tesla|quadro|geforce|nvgpu|sxm\d?|pcie|fhhl|dgxs|hbm\d\w*|\d+gb?|model b rev \d+(\.\d+)?)\b"
+)
+
+_BOARD = Path("/proc/device-tree/model")
 
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -41,23 +61,37 @@ def compute_device(kind: str, compute: ComputeMode) -> torch.device:
 
 
 def this_device() -> str:
-    """Return the name of the GPU of this rank as its driver gives it, or ``CPU`` if torch finds none."""
+    """Return the name of the GPU of this rank as its driver gives it; that of the CPU if torch finds no GPU."""
     if not torch.cuda.is_available():
-        return "CPU"
+        return cpu_name()
     return torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def cpu_name(board: Path = _BOARD) -> str:
+    """Return ``CPU``, or the name of the board if the CPU is a Raspberry Pi's, as the device tree ``board`` has it."""
+    try:
+        name = board.read_text().rstrip("\0")
+    except OSError:
+        return "CPU"
+    return name if name.startswith("Raspberry Pi") else "CPU"
 
 
 def is_kind(kind: str, name: str) -> bool:
     """Return whether a device of this ``name`` may be of a kind; the user's own kinds may be any device.
 
-    A kind of the datasheet is told by its model (``rtx``, ``3090``), not by its memory (``a100-40``). Kinds that are a
-    CPU by their name may be on any machine, since `compute_device` computes them on its CPU.
+    A kind of the datasheet is told by its model, not by its memory (``a100-40``) or form factor, which not every name
+    contains. The rest of the name must be the model: an RTX 2080 Ti or an RTX 2080 SUPER is no ``rtx-2080``, and a part
+    of a GPU is not the GPU. Kinds that are a CPU by their name may be on any machine, since `compute_device` computes
+    them on its CPU.
     """
     if kind not in DATASHEET:
         return True
-    model = [word for word in kind.split("-") if word not in _NOT_IN_NAMES and not _MEMORY.fullmatch(word)]
-    # A Jetson Nano is a "Tegra X1".
-    return set(model or ("tegra",)) <= set(re.split(r"\W+", name.lower()))
+    model = _MODELS.get(kind) or _MEMORY_OF_KIND.sub("", kind)
+    return _words(model) == _words(_NOT_MODEL.sub(" ", name.lower()))
+
+
+def _words(text: str) -> list[str]:
+    return sorted(re.findall(r"\w+", text))
 
 
 def refuse_other_kind(device: str, kind: str) -> None:
@@ -65,7 +99,7 @@ def refuse_other_kind(device: str, kind: str) -> None:
     name = this_device()
     if not is_kind(kind, name):
         raise InputError(
-            f"device '{device}' is of the kind '{kind}', but torch finds {'no GPU' if name == 'CPU' else name} here",
+            f"device '{device}' is of the kind '{kind}', but torch computes on {name} here",
             where="--compute real",
             valid="give '--on-this-device' to train here all the same, or '--compute paced' for the profiled times",
         )

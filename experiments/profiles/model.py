@@ -11,7 +11,7 @@ import torch
 
 from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
-from executor.training.device import CPU, is_kind, keep_freed_memory, threads_of_a_rank
+from executor.training.device import CPU, cpu_name, is_kind, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from experiments.profiles.model_config import META, ProfileConfig, arguments_of, rising_numbers
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
@@ -109,7 +109,7 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
 def _device(config: ProfileConfig) -> tuple[torch.device, str]:
     if config.device == META:
         return CPU, config.kind or "cpu"
-    device, name = CPU, "CPU"
+    device, name = CPU, cpu_name()
     if config.device != CPU.type:
         if not torch.cuda.is_available():
             raise InputError("torch finds no GPU here", where="--device", valid="choose 'cpu'")
