@@ -11,7 +11,7 @@ from experiments.runs.console import check_targets
 from planner.files.importers.huggingface import read_huggingface
 from planner.files.importers.metis import read_metis
 from planner.files.importers.pipedream import read_pipedream
-from planner.files.importers.sailor import profiled_models, read_sailor
+from planner.files.importers.sailor import PRECISION, profiled_models, read_sailor
 from traces.common.errors import InputError, unknown_name
 from traces.common.text import key_and_value
 from traces.common.units import parse_bytes
@@ -124,7 +124,7 @@ def _sailor(config: ImportConfig) -> _Imported:
     model = read_sailor(times, sizes, name)
     degrees = ", ".join(map(str, model.sharded))
     notes = (f"passed over: tensor parallelism over {degrees} devices",) if model.sharded else ()
-    return ModelLayers(model.name, model.layers), notes
+    return ModelLayers(model.name, model.layers, precision=PRECISION), notes
 
 
 _READERS = {"huggingface": _huggingface, "metis": _metis, "pipedream": _pipedream, "sailor": _sailor}

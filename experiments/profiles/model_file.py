@@ -15,8 +15,9 @@ from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import Sharding
+from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.atomic import check_place, write_text_atomically
-from traces.common.errors import InputError
+from traces.common.errors import InputError, find_by_name
 from traces.common.units import parse_duration_s, parse_flop
 
 
@@ -27,7 +28,7 @@ class ModelLayers:
     Attributes:
         layers: Layers in order, with times on the measured kinds, or with the operations and bytes for a roofline.
         code: The model's code; None if only the layers' costs are known.
-        precision: The precision of the layers' times and sizes; None if it is unknown, or any for a roofline.
+        precision: The precision of the layers' times and sizes; None for a roofline, and for fp32.
         measured_on: The device on which the times of each kind were measured, in words, by the kind.
     """
 
@@ -39,11 +40,16 @@ class ModelLayers:
 
 
 def refuse_another_model(
-    path: Path, name: str, code: ModelCode | None = None, layers: int | None = None, precision: str | None = None
+    path: Path,
+    name: str,
+    code: ModelCode | None = None,
+    layers: int | None = None,
+    precision: str | None = DEFAULT_PRECISION,
 ) -> None:
     """Check, before a measurement, that `add_to_model_file` will be able to add this model's costs to a file.
 
-    The file need not exist. ``layers`` is the number of the model's layers, None if it is not known yet.
+    The file need not exist. ``layers`` is the number of the model's layers, None if it is not known yet; ``precision``
+    is that of the new costs, None if operations are counted.
 
     Raises:
         InputError: The file is damaged, or describes a model of another name, other code, another precision or another
@@ -51,12 +57,13 @@ def refuse_another_model(
     """
     check_place(path)
     if path.exists():
-        old = Document(path).value
-        known = _head(path, name, code, precision)
+        document = Document(path)
+        old, known = document.value, _head(path, name, code, None)
         if not isinstance(old, Mapping) or {key: old.get(key) for key in known} != known:
             raise _another_model(path)
         if not isinstance(found := old.get("layers"), list) or layers not in (None, _count(found)):
             raise _another_model(path)
+        _refuse_another_precision(document, precision)
 
 
 def add_to_model_file(path: Path, model: ModelLayers) -> None:
@@ -67,7 +74,7 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
     """
     new = _document(path, model)
     if path.exists():
-        _take_over(Document(path).value, new, path)
+        _take_over(Document(path), new, path)
     if path.suffix == ".json":
         text = json.dumps(new, indent=1) + "\n"
     else:
@@ -147,10 +154,12 @@ def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], f
     return f"{int(value) if value.is_integer() else value!r} {list(units)[-1]}"
 
 
-def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
+def _take_over(document: Document, new: dict[str, Any], path: Path) -> None:
     """Copy the times on other kinds from the old file into the new one, if both have the same layers."""
+    old = document.value
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
         raise _another_model(path)
+    _refuse_another_precision(document, _precision(new))
     if measured := {**old.get("measured_on", {}), **new.get("measured_on", {})}:
         new["measured_on"] = measured
     for before, layer in zip(old["layers"], new["layers"], strict=True):
@@ -159,12 +168,35 @@ def _take_over(old: Any, new: dict[str, Any], path: Path) -> None:
 
 
 def _without_times(document: Mapping[str, Any]) -> Any:
-    """Return the document with the times of each layer replaced by whether it has any."""
+    """Return the document with the times of each layer replaced by whether it has any, and without their precision."""
     layers = document.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None
     blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
-    return {**{key: value for key, value in document.items() if key != "measured_on"}, "layers": blank}
+    head = {key: value for key, value in document.items() if key not in ("measured_on", "precision")}
+    return {**head, "layers": blank}
+
+
+def _precision(document: Mapping[str, Any]) -> str | None:
+    """Return the precision in which a document's costs were measured; None if no layer has times."""
+    is_measured = any(isinstance(layer, Mapping) and "times" in layer for layer in document["layers"])
+    return str(document.get("precision") or DEFAULT_PRECISION) if is_measured else None
+
+
+def _refuse_another_precision(document: Document, precision: str | None) -> None:
+    """Raise `InputError` if the costs in a file are not of this precision; None is that of operations and bytes."""
+    before = _precision(document.value)
+    if (before is None) != (precision is None):
+        raise _another_model(document.path)
+    if before is None or precision is None:
+        return
+    find_by_name(before, PRECISIONS, "precision", where=document.where(("precision",)))
+    if before != precision:
+        raise InputError(
+            f"the costs in this file were measured in {before}, but the new ones are of {precision}",
+            where=str(document.path),
+            valid=f"measure in {before}, choose another file, or remove this one",
+        )
 
 
 def _another_model(path: Path) -> InputError:

@@ -15,6 +15,7 @@ from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProf
 from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
 from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
+from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.errors import InputError, find_by_name
 
 
@@ -91,13 +92,14 @@ class ModelEntry:
     """A model: its layers, a published profile, or a Hugging Face ``config.json`` for samples of ``tokens`` tokens.
 
     Attributes:
-        precision: The precision in which times and sizes were measured; layers with ``forward`` have float32 sizes.
+        precision: The precision in which times and sizes were measured, fp32 if absent; layers with ``forward`` have
+            float32 sizes.
         measured_on: The device on which the times of each kind were measured, in words, by the kind.
         code: The file with the model's code, for runs with real compute.
     """
 
     name: Name
-    precision: str | None = None
+    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] | None = None
     layers: tuple[LayerEntry, ...] | None = None
     sailor: SailorEntry | None = None
     huggingface: str | None = None
@@ -115,12 +117,7 @@ def read_model(
     ``most_devices`` is the largest number of devices that a tensor-parallel group can have: those of a host.
     """
     entry = part.parse(ModelEntry)
-    if entry.precision not in (None, precision):
-        raise InputError(
-            f"the model was measured in {entry.precision}, but is trained in {precision}",
-            where=part.where("precision"),
-            valid=f"set 'precision: {entry.precision}' in 'training', or measure it with '--precision {precision}'",
-        )
+    _check_precision(entry, precision, part)
     sources = (entry.layers, entry.sailor, entry.huggingface)
     if sum(each is not None for each in sources) != 1:
         raise InputError(
@@ -151,6 +148,22 @@ def read_model(
     if len(works) == len(layers):
         sharded = sharded_models(entry.name, works, kinds.values(), precision, most_devices)
     return ModelProfile(entry.name, tuple(profiles), sharded), _code(entry, part)
+
+
+def _check_precision(entry: ModelEntry, precision: str, part: Part) -> None:
+    """Raise `InputError` if the model's costs were measured in another precision than that of the training."""
+    where, measured, note = part.where(), DEFAULT_PRECISION, " (no 'precision:' is given)"
+    if entry.precision is not None:
+        where, measured, note = part.where("precision"), entry.precision, ""
+        find_by_name(measured, PRECISIONS, "precision", where=where)
+    is_measured = entry.sailor is not None or any(layer.times is not None for layer in entry.layers or ())
+    if measured != precision and (is_measured or entry.precision is not None):
+        raise InputError(
+            f"the model was measured in {measured}{note}, but is trained in {precision}",
+            where=where,
+            valid=f"set 'precision: {measured}' in 'training', or give the model times and sizes that were measured in "
+            f"{precision}, with 'precision: {precision}'",
+        )
 
 
 def _code(entry: ModelEntry, part: Part) -> ModelCode | None:

@@ -16,7 +16,7 @@ from planner.files.parsing import Name, NotNegative, Number, Part, Positive, See
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
+from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
 from traces.common.errors import InputError, find_by_name, unknown_name
 
 
@@ -66,7 +66,7 @@ class TrainingEntry:
     global_batch: Positive
     microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
-    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] = "fp32"
+    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] = DEFAULT_PRECISION
     seed: Seed = 0
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     noise_scale: bool = False

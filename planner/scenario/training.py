@@ -47,6 +47,9 @@ PRECISIONS: Mapping[str, Precision] = {
     "fp8": Precision("fp8", 2, 2),
 }
 
+# The precision of training, and of measured costs of models, where a file states none.
+DEFAULT_PRECISION = "fp32"
+
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
@@ -127,7 +130,7 @@ class Training:
     global_batch: int
     microbatch: int = 0
     optimizer: Optimizer = field(default_factory=Optimizer)
-    precision: str = "fp32"
+    precision: str = DEFAULT_PRECISION
     seed: int = 0
     clip_norm: float | None = None
     noise_scale: bool = False

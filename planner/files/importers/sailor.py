@@ -34,6 +34,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# The precision in which all of them were measured.
+PRECISION = "fp32"
 
 Row = Mapping[int, tuple[float, float, float]]
 

@@ -123,3 +123,26 @@ def test_another_model_is_refused_before_it_is_measured(tmp_path: Path) -> None:
     add_to_model_file(tmp_path / "work.yaml", ModelLayers("m", [LayerWork("a", 1.0, 8, 4, 4)]))
     with pytest.raises(InputError, match="there is another model"):
         add_to_model_file(tmp_path / "work.yaml", ModelLayers("m", [layer("a", "k", 1.0)]))
+
+
+def test_costs_of_two_precisions_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    add_to_model_file(path, ModelLayers("m", [layer("a", "old", 1.0)]))
+    written = path.read_text()
+    assert "precision" not in written, "as before files stated it"
+    for refused in (
+        lambda: refuse_another_model(path, "m", layers=1, precision="bf16"),
+        lambda: add_to_model_file(path, ModelLayers("m", [layer("a", "new", 1.0)], precision="bf16")),
+    ):
+        with pytest.raises(InputError, match="in this file were measured in fp32, but the new ones are of bf16"):
+            refused()
+    assert path.read_text() == written
+    with pytest.raises(InputError, match="there is another model in this file"):
+        refuse_another_model(path, "m", layers=1, precision=None)
+    refuse_another_model(path, "m", layers=1, precision="fp32")
+    add_to_model_file(path, ModelLayers("m", [layer("a", "new", 1.0)], precision="fp32"))
+    assert yaml.safe_load(path.read_text())["precision"] == "fp32"
+    assert set(read_back(path, "m").layers[0].times) == {"old", "new"}
+    path.write_text(path.read_text().replace("fp32", "fp23"))
+    with pytest.raises(InputError, match=r"precision: unknown precision 'fp23'; .*valid: fp32, "):
+        refuse_another_model(path, "m", layers=1, precision="fp32")

@@ -144,6 +144,19 @@ def test_the_file_of_another_model_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == "name: other\nlayers: []\n"
 
 
+def test_a_file_of_another_precision_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "gpt.yaml"
+    command = ["profile", "model", MODELS / "gpt.py", *OPTIONS, "--samples", "1", "--repeats", "1", "-o", file]
+    assert ropebridge(*command).returncode == 0
+    # As files were before they stated their precision.
+    file.write_text(file.read_text().replace("precision: fp32\n", ""))
+    before = file.read_text()
+    assert_refused(ropebridge(*command, "--precision", "bf16"), "were measured in fp32, but the new ones are of bf16")
+    assert file.read_text() == before
+    assert ropebridge(*command, "--kind", "other-box").returncode == 0
+    assert yaml.safe_load(file.read_text())["precision"] == "fp32"
+
+
 def assert_refused(done: subprocess.CompletedProcess[str], message: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""

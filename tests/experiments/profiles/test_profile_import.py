@@ -79,6 +79,28 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
     assert (folder / "model.yaml").read_bytes() == before
 
 
+SAILOR = "{name: toy, sailor: {times: times.json, sizes: sizes.json, model: toy}}"
+
+
+@pytest.mark.parametrize("format_", [*COMMANDS, SAILOR])
+def test_measured_profiles_are_of_fp32(format_: str, folder: Path) -> None:
+    """Sizes that follow from counted operations are those of any precision."""
+    text = SCENARIO.replace("global_batch: 4", "global_batch: 4, precision: bf16")
+    if format_ == SAILOR:
+        text = text.replace("model.yaml", SAILOR)
+    else:
+        ropebridge("profile", "import", format_, *COMMANDS[format_], "-o", "model.yaml", cwd=folder)
+    (folder / "scenario.yaml").write_text(text)
+    done = ropebridge("simulate", "scenario.yaml", "--strategy", "megatron", "--steps", "1", cwd=folder)
+    if format_ == "huggingface":
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 2
+    assert "the model was measured in fp32" in done.stderr
+    assert "but is trained in bf16; set 'precision: fp32' in 'training'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

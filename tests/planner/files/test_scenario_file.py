@@ -136,7 +136,7 @@ def assert_same(one: Scenario, other: Scenario) -> None:
 
 def test_what_training_and_packets_can_say(folder: Path) -> None:
     text = GOOD.replace("latency: 20 ms,", "latency: 20 ms, jitter: 5 ms, loss: 0.001,")
-    text = text.replace(
+    text = text.replace("model:\n", "model:\n  precision: bf16\n").replace(
         "weight_decay: 0.1}",
         "weight_decay: 0.1, schedule: {shape: cosine, warmup_steps: 10,\n    "
         "decay_steps: 100, final_share: 0.1}}\n  precision: bf16\n  clip_norm: 1\n  noise_scale: true",

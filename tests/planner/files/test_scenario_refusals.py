@@ -350,6 +350,21 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "    name: adam",
         ("37: training.optimizer.name", "'adam' is not valid", "'adamw'"),
     ),
+    "times without a precision, trained in another": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  precision: bf16",
+        ("20: model", "measured in fp32 (no 'precision:' is given), but is trained in bf16", "set 'precision: fp32'"),
+    ),
+    "times of another precision than that of the training": (
+        "model:\n",
+        "model:\n  precision: tf32\n",
+        ("21: model.precision", "measured in tf32, but is trained in fp32", "set 'precision: tf32' in 'training'"),
+    ),
+    "unknown precision of a model": (
+        "model:\n",
+        "model:\n  precision: fp23\n",
+        ("21: model.precision", "unknown precision 'fp23'", "did you mean", "valid: fp32, tf32, bf16, fp16, fp8"),
+    ),
     "unknown precision": (
         "  global_batch: 32",
         "  global_batch: 32\n  precision: bf16-mixed",
