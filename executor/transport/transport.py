@@ -277,9 +277,7 @@ class Transport:
         self._waiting.shutdown(wait=False)
 
     def _is_timed(self, peer: str, tag: int) -> bool:
-        devices = self._scenario.cluster.by_name
-        own, other = devices[self._device], devices[peer]
-        return self._is_paced and own.machine == other.machine and is_of_training(tag)
+        return self._is_paced and self._scenario.cluster.same_host(self._device, peer) and is_of_training(tag)
 
     def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
         apart = self._scenario.cluster.crosses_regions(self._device, peer)

@@ -72,7 +72,7 @@ def _check_replica(replica: Replica, cluster: Cluster, where: str) -> None:
     for number, name in enumerate(replica.partners):
         place = f"{where}.partners[{number}]"
         partner = find_by_name(name, cluster.by_name, "device", where=place)
-        if partner.machine != leader.machine:
+        if not cluster.same_host(name, leader.name):
             raise InputError(
                 f"device '{name}' is in host '{partner.machine}', device '{leader.name}' in '{leader.machine}'",
                 where=place,

@@ -141,6 +141,10 @@ class Cluster:
         """Return whether two devices are in different regions, so that traffic between them is WAN traffic."""
         return self.by_name[source].region != self.by_name[target].region
 
+    def same_host(self, one: str, other: str) -> bool:
+        """Return whether two devices are in one machine, so that no network is between them."""
+        return self.by_name[one].machine == self.by_name[other].machine
+
     def path(self, source: str, target: str) -> tuple[Link, ...]:
         """Return the links that bytes take from one device to another.
 

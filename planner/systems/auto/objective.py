@@ -109,10 +109,10 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:
     """Return the hops (source, target) of a ring over devices, only one for all hops between equal kinds of devices."""
-    by_name = scenario.cluster.by_name
+    cluster = scenario.cluster
     hops: dict[Hashable, tuple[str, str]] = {}
     for one, other in zip(devices, [*devices[1:], devices[0]], strict=True):
-        ends = (by_name[one], by_name[other])
-        key = (*((end.kind, end.region) for end in ends), ends[0].machine == ends[1].machine)
+        ends = (cluster.by_name[one], cluster.by_name[other])
+        key = (*((end.kind, end.region) for end in ends), cluster.same_host(one, other))
         hops.setdefault(key, (one, other))
     return list(hops.values())

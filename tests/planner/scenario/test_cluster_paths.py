@@ -45,6 +45,13 @@ def test_interfaces_are_the_first_and_the_last_link_between_hosts() -> None:
     assert names(cluster, "d", "a0") == ["east->west", "network->box"]
 
 
+def test_devices_of_one_host() -> None:
+    cluster = Cluster(EVERYBODY, REGIONS)
+    together = {(one, other) for one in cluster.by_name for other in cluster.by_name if cluster.same_host(one, other)}
+    boxes = {(one.name, other.name) for host in (BOX, TOWER) for one in host for other in host}
+    assert together == boxes | {("c", "c"), ("d", "d")}
+
+
 def test_devices_of_one_host_share_its_interface() -> None:
     cluster = Cluster(EVERYBODY, REGIONS)
     assert cluster.path("a0", "b0") == cluster.path("a1", "b1")
