@@ -107,7 +107,7 @@ class TorchBackend:
         if self.compute == "real":
             _check_model(scenario, plan)
             computed_on = self._other_device(scenario, plan)
-        if emulator == "relay" and (fast := too_fast(plan, scenario)) is not None:
+        if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         check = partial(check_decision, scenario=scenario, compute=self.compute, emulator=emulator, recovers=recovers)

@@ -1,6 +1,6 @@
 """Checks of communication: synchronisation settings, a path for each pair that communicates, and trace lengths."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from planner.cost.stage import replica_times
@@ -34,13 +34,19 @@ def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, s
             yield from _both_ways(_copies(one, other))
 
 
-def used_links(plan: Plan, scenario: Scenario) -> tuple[Link, ...]:
+def used_links(
+    plan: Plan, scenario: Scenario, counts: Callable[[str, str], bool] = lambda *_: True
+) -> tuple[Link, ...]:
     """Return the links that the plan sends anything over, in the order of `communicating_pairs`.
+
+    ``counts`` says of a pair of devices whether its messages count.
 
     Raises:
         InputError: Two devices that communicate have no path.
     """
-    paths = (scenario.cluster.path(*pair) for pair in dict.fromkeys(communicating_pairs(plan, scenario)))
+    paths = (
+        scenario.cluster.path(*pair) for pair in dict.fromkeys(communicating_pairs(plan, scenario)) if counts(*pair)
+    )
     return tuple(dict.fromkeys(link for path in paths for link in path))
 
 
