@@ -16,7 +16,7 @@ from executor.control.arrivals import with_arrivals, without_marks
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
-from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, total_losses
+from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, other_devices, total_losses
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
@@ -103,10 +103,8 @@ class TorchBackend:
         supports(plan, scenario, self.compute, emulator)
         if self.hosts is not None:
             check_spread(scenario, emulator)
-        computed_on = ""
         if self.compute == "real":
             _check_model(scenario, plan)
-            computed_on = self._other_device(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
@@ -160,25 +158,8 @@ class TorchBackend:
                 tuple(losses[step] for step in sorted(losses)),
                 gather_norms(job, len(devices)),
                 network,
-                computed_on,
+                other_devices(job, len(devices)),
             )
-
-    def _other_device(self, scenario: Scenario, plan: Plan) -> str:
-        """Return the name of this machine's device if the plan names devices of other kinds; else an empty text.
-
-        Raises:
-            InputError: It does, and `on_this_device` does not allow it.
-        """
-        if self.hosts is not None:
-            return ""
-        from executor.training.device import is_kind, refuse_other_kind, this_device
-
-        devices = [scenario.cluster.by_name[name] for name in plan.devices]
-        if not self.on_this_device:
-            for device in devices:
-                refuse_other_kind(device.name, device.kind)
-        name = this_device()
-        return "" if all(is_kind(device.kind, name) for device in devices) else name
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
         """Return the network settings of the run; call ``tell`` with each remark in the relay's report."""

@@ -56,6 +56,12 @@ def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
     )
 
 
+def other_devices(job: JobFolder, ranks: int) -> str:
+    """Return the names of the devices that trained although they are of other kinds than the scenario gives."""
+    paths = filter(Path.exists, (job.of_rank("device", rank) for rank in range(ranks)))
+    return ", ".join(dict.fromkeys(path.read_text() for path in paths))
+
+
 def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
     """Write a safetensors file with the parameters of all layers, each layer from the highest rank that has it.
 

@@ -37,13 +37,15 @@ RANK_FILES: Mapping[str, str] = MappingProxyType(
         "parameters": "parameters-{}.safetensors",
         # Norms of gradients: executor/training/noise_scale.py.
         "norms": "gradient-norms-{}.jsonl",
+        # The name of the device that trained, if it is of another kind than the scenario gives; only with real compute.
+        "device": "device-{}.txt",
         # The reason of a failure, a `RankFailure`.
         "error": "error-{}.json",
     }
 )
 
 # Kinds of files that a rank of another host sends to the head at the end; the head derives the file name itself.
-FILE_KINDS = ("parameters", "resources", "norms")
+FILE_KINDS = ("parameters", "resources", "norms", "device")
 
 _DOCUMENTS = ("scenario", "plan", "config")
 

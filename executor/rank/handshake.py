@@ -45,7 +45,8 @@ def compare(statements: Sequence[Statement]) -> Disagreement | None:
     """Return the failures of ranks, or their differences from the first rank's facts; None if all agree."""
     failed = [each for each in statements if each.failure]
     if failed:
-        message = _listed([f"{each.name}: {each.failure}" for each in failed])
+        alike = {each.failure: [other.name for other in failed if other.failure == each.failure] for each in failed}
+        message = _listed([f"{_listed(names, ', ')}: {failure}" for failure, names in alike.items()])
         return Disagreement(message, all(each.wrong_input for each in failed))
     first = statements[0]
     unlike = [f"{each.name} {_difference(each.facts, first.facts)}" for each in statements if each.facts != first.facts]

@@ -28,7 +28,7 @@ from executor.rank.facts import Job, job_facts, model_facts
 from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.device import keep_freed_memory, refuse_other_kind, threads_of_a_rank
+from executor.training.device import is_kind, keep_freed_memory, other_kind, this_device, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.transport.link_shaper import measure_local_delivery_s
@@ -216,9 +216,11 @@ class Rank:
         assert code is not None, "the launcher has checked this"
 
         def load() -> tuple[LoadedModel, Facts]:
-            if not self._config.run.on_this_device:
-                device = scenario.cluster.by_name[self._config.device]
-                refuse_other_kind(device.name, device.kind)
+            kind, name = scenario.cluster.by_name[self._config.device].kind, this_device()
+            if not is_kind(kind, name):
+                if not self._config.run.on_this_device:
+                    raise other_kind(kind, name)
+                self._folder.of_rank("device", self._config.rank).write_text(name)
             model = load_with_sizes(code, seed, scenario.training.precision)
             return model, model_facts(model.sizes, scenario.model)
 

@@ -94,15 +94,13 @@ def _words(text: str) -> list[str]:
     return sorted(re.findall(r"\w+", text))
 
 
-def refuse_other_kind(device: str, kind: str) -> None:
-    """Raise `InputError` if this rank's device is not of the kind that the scenario gives the ``device``."""
-    name = this_device()
-    if not is_kind(kind, name):
-        raise InputError(
-            f"device '{device}' is of the kind '{kind}', but torch computes on {name} here",
-            where="--compute real",
-            valid="give '--on-this-device' to train here all the same, or '--compute paced' for the profiled times",
-        )
+def other_kind(kind: str, name: str) -> InputError:
+    """Return the error for a rank whose device of this ``name`` is not of the ``kind`` that the scenario gives."""
+    return InputError(
+        f"the scenario gives a device of the kind '{kind}', but torch computes on {name} here",
+        where="--compute real",
+        valid="give '--on-this-device' to train here all the same, or '--compute paced' for the profiled times",
+    )
 
 
 def threads_of_a_rank(ranks: int) -> int:

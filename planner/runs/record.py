@@ -41,7 +41,7 @@ class RunRecord:
         losses: Mean loss of each step; empty where nothing was trained.
         gradient_norms: Gradient norms of each step; empty where they were not measured.
         network: Network of a run on torch.distributed; None for a simulation.
-        computed_on: Device on which a run trained although the plan names devices of other kinds; else empty.
+        computed_on: Devices on which a run trained although the plan names devices of other kinds; else empty.
     """
 
     backend: str

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,10 @@ import yaml
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
+from executor.training.device import this_device
 from planner.runs.metrics import step_ends_s
+from planner.scenario.cluster import Cluster
+from planner.scenario.scenario import Scenario
 from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member
 from tests.helpers.processes.blows import await_step
 from tests.helpers.processes.command import COMMAND, ropebridge
@@ -35,20 +39,48 @@ def said_at_end(member: "subprocess.Popen[str]") -> str:
     return said
 
 
+def of_kind(scenario: Scenario, kind: str, names: Collection[str]) -> Scenario:
+    """The scenario with devices of another kind, which takes the same times."""
+    devices = tuple(replace(each, kind=kind) if each.name in names else each for each in scenario.cluster.devices)
+    layers = tuple(
+        replace(each, times={**each.times, kind: next(iter(each.times.values()))}) for each in scenario.model.layers
+    )
+    return replace(
+        scenario,
+        cluster=Cluster(devices, scenario.cluster.links),
+        model=replace(scenario.model, layers=layers),
+    )
+
+
 def test_hosts_train_together(tmp_path: Path) -> None:
-    """The head has none of the first stage's ranks: rank 0 is elsewhere."""
+    """The head has none of the first stage's ranks: rank 0 is elsewhere, and on another kind of device than planned."""
     scenario, plan = chain()
+    scenario = of_kind(scenario, "p4000", {"device-0", "device-2"})
     hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
     target = tmp_path / "parameters.safetensors"
     member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
-    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=hosts)
+    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=hosts, on_this_device=True)
     record = backend.run(scenario, plan, None, STEPS)
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
+    assert record.computed_on == this_device()
     assert said_at_end(member) == ""
     assert sorted(path.name for path in tmp_path.glob("resources-*")) == [
         f"resources-{rank}.jsonl" for rank in range(4)
     ]
     assert list((tmp_path / "east").glob("ropebridge-*")) == []
+
+
+def test_a_host_with_another_kind_of_device_is_named(tmp_path: Path) -> None:
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
+    scenario = of_kind(scenario, "p4000", {"device-0"})
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
+    where = (
+        r"^rank 0 \(device 'device-0', host .*\): --compute real: the scenario gives a device of the kind 'p4000', but"
+    )
+    with pytest.raises(InputError, match=where):
+        TorchBackend("real", hosts=hosts).run(scenario, plan, None, STEPS)
+    member.communicate(timeout=20)
 
 
 @pytest.mark.slow

@@ -306,6 +306,11 @@ def test_a_failure_of_one_rank_is_that_of_all(error: RopebridgeError, kind: type
     assert all(isinstance(each, kind) for each in outcomes)
 
 
+def test_a_failure_of_several_ranks_is_told_once() -> None:
+    outcomes = meet([failing(InputError("no")), stating(0), failing(InputError("no")), failing(InputError("never"))])
+    assert [str(each) for each in outcomes] == ["rank 0, rank 2: no; rank 3: never"] * 4
+
+
 def test_an_error_that_nobody_foresaw_is_the_one_that_is_told(tmp_path: Path) -> None:
     broken, whole = documents(tmp_path / "broken"), documents(tmp_path / "whole")
     (broken / "config.json").unlink()

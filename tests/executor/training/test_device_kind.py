@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.training.device import cpu_name, is_kind, refuse_other_kind
+from executor.training.device import cpu_name, is_kind
 from planner.scenario.datasheet import DATASHEET
-from traces.common.errors import InputError
 
 # Names as `torch.cuda.get_device_name` returns them; those of boards without a GPU are in their device tree.
 NAMES = {
@@ -113,12 +112,3 @@ def test_a_cpu_is_a_cpu_and_kinds_of_the_user_are_what_the_user_says() -> None:
     assert is_kind("cpu", "NVIDIA L40S"), "its CPU computes"
     assert is_kind("my-board", "CPU")
     assert is_kind("my-board", "NVIDIA L40S")
-
-
-def test_another_kind_is_refused_with_one_line() -> None:
-    with pytest.raises(InputError) as refused:
-        refuse_other_kind("cloud-gpu", "a100-40")
-    text = str(refused.value)
-    assert text.startswith("--compute real: device 'cloud-gpu' is of the kind 'a100-40', but torch computes on ")
-    assert "give '--on-this-device'" in text
-    assert "\n" not in text

@@ -458,7 +458,13 @@ def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
 
 def test_a_device_of_another_kind_is_not_trained_on_without_a_word(tmp_path: Path) -> None:
     command = ["run", "two-regions", "--strategy=megatron", "--steps", 2]
-    assert_refused(command, tmp_path, "'west-gpu' is of the kind 'jetson-tx2'", "torch computes on", "--on-this-device")
+    assert_refused(
+        command,
+        tmp_path,
+        "device 'west-gpu'",
+        "--compute real: the scenario gives a device of the kind 'jetson-tx2', but torch computes on",
+        "--on-this-device",
+    )
     done = ropebridge(*command, "--on-this-device", "-o", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "not on the devices of the plan" in done.stdout
