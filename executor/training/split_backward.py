@@ -92,7 +92,7 @@ class _Linear:
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.sum(0)
 
-    def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return gradient.t() @ inputs
 
 
@@ -118,8 +118,8 @@ class _Convolution:
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.sum((0, 2, 3))
 
-    def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        return self._gradients(gradient, inputs, self.weight.to(inputs.dtype), [False, True, False])[1]
+    def weight_gradient(self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._gradients(gradient, inputs, weight, [False, True, False])[1]
 
     def _gradients(
         self, gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: list[bool]
@@ -219,8 +219,8 @@ class WeightStore:
         with torch.no_grad():
             while waiting:
                 parts, gradient, inputs = waiting.pop()
-                weight = parts.weight
-                found = parts.weight_gradient(gradient, inputs).to(weight.dtype)
+                weight, converted = parts.weight, self.converted(parts, inputs.dtype)
+                found = parts.weight_gradient(gradient, inputs, converted).to(weight.dtype)
                 weight.grad = found if weight.grad is None else weight.grad.add_(found)
                 if buckets is not None:
                     buckets.added(parts.weight)
@@ -276,9 +276,10 @@ class _Split(torch.autograd.Function):
         parts: Splittable = ctx.parts
         store: WeightStore = ctx.store
         of_inputs, of_weight, of_bias, *_ = ctx.needs_input_grad
-        found = parts.input_gradient(gradient, inputs, store.converted(parts, inputs.dtype)) if of_inputs else None
+        weight = store.converted(parts, inputs.dtype)
+        found = parts.input_gradient(gradient, inputs, weight) if of_inputs else None
         later = not of_weight or store.defer(parts, gradient, inputs)
-        now = None if later else parts.weight_gradient(gradient, inputs).to(parts.weight.dtype)
+        now = None if later else parts.weight_gradient(gradient, inputs, weight).to(parts.weight.dtype)
         return found, now, parts.bias_gradient(gradient).to(parts.weight.dtype) if of_bias else None, None, None
 
 

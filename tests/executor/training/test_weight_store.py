@@ -3,6 +3,7 @@
 import copy
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from executor.training.split_backward import WeightStore
@@ -209,6 +211,32 @@ def test_other_modules_of_the_class_are_left_alone_and_so_are_these_afterwards()
     store.install(layer.modules())
     store.remove()
     assert vars(layer[0]).keys() == vars(nn.Linear(2, 2)).keys()
+
+
+class Conversions(TorchDispatchMode):
+    """Counts the conversions of tensors of a shape to another type."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
+            self.count += args[0].dtype == torch.float32
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 8, 3), nn.Linear(6, 7)], ids=["convolution", "linear"])
+def test_all_microbatches_of_a_step_use_one_converted_weight(layer: nn.Conv2d | nn.Linear) -> None:
+    stage = stage_of(layer, "bf16", recompute=False, splits=True)
+    batches = [torch.randn(2, 4, 7, 6, requires_grad=True) for _ in range(3)]
+    with Conversions(layer.weight.shape) as conversions:
+        outputs = [stage.forward(number, batch) for number, batch in enumerate(batches)]
+        for number, each in enumerate(outputs):
+            stage.backward_input(number, torch.ones_like(each))
+        for number in range(len(batches)):
+            stage.backward_weight(number)
+    assert conversions.count == 1
 
 
 class Watched(nn.Module):
