@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -46,6 +47,7 @@ class LinkShaper:
     """
 
     def __init__(self, ledger: Path, cluster: Cluster, clock: RunClock) -> None:
+        self._cluster = cluster
         self._clock = clock
         self.local_delivery_s = 0.0
         self._index = {link.name: index for index, link in enumerate(cluster.links)}
@@ -60,6 +62,10 @@ class LinkShaper:
         """Release the ledger."""
         self._taken_until.close()
         os.close(self._file)
+
+    def between(self, source: str, target: str) -> "ShapedPath":
+        """Return the emulated path from one device to another."""
+        return ShapedPath(self, self._cluster.path(source, target))
 
     def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
         """Wait while the links of ``path`` carry ``bits``; return the run second at which the last bit departed."""
@@ -100,6 +106,22 @@ class LinkShaper:
             )
         _RECORD.pack_into(self._taken_until, offset, end_s)
         return float(end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedPath:
+    """The emulated links of a path, for the messages from one device to another."""
+
+    _shaper: LinkShaper
+    _path: tuple[Link, ...]
+
+    def transmit(self, bits: float, ready_s: float) -> float:
+        """Wait while the links carry ``bits``; return the run second at which the last bit departed."""
+        return self._shaper.transmit(self._path, bits, ready_s)
+
+    def delivery_s(self, departed_s: float) -> float:
+        """Return the run second at which gloo must send a message, so that it arrives as over the links."""
+        return self._shaper.delivery_s(self._path, departed_s)
 
 
 def _bits_soon(link: Link, start_s: float) -> float:

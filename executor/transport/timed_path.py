@@ -1,6 +1,5 @@
 """Times messages inside a host in paced runs, which carry nothing: no TCP is as fast as NVLink or PCIe."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,41 +7,46 @@ import torch
 
 from executor.core.clock import RunClock
 from planner.cost.network import ConstantRatePath
-from planner.scenario.cluster import Link
 
 # Bytes that are sent in place of a timed message: enough to tell that it has arrived.
 STUB_BYTES = 64
 
 
 class Emulation(Protocol):
-    """Holds messages back, as the links of a path would."""
+    """Holds the messages from one device to another back, as the links between them would."""
 
-    def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
+    def transmit(self, bits: float, ready_s: float) -> float:
         """Wait while the links carry ``bits``; return the run second at which the last bit departed."""
 
-    def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
+    def delivery_s(self, departed_s: float) -> float:
         """Return the run second at which gloo must send the message."""
 
 
 @dataclass(eq=False)
 class TimedPath:
-    """The path between two devices of a host, which one message after the other passes at a constant rate."""
+    """The path between two devices of a host, which carries one message after the other at a constant rate.
+
+    Args:
+        latency_s: Latency of the links; the time to hand over a message, which ``path`` includes, is that of this
+            machine.
+    """
 
     _path: ConstantRatePath
+    _latency_s: float
     _clock: RunClock
 
     def __post_init__(self) -> None:
         self._free_s = 0.0
 
-    def transmit(self, path: Sequence[Link], bits: float, ready_s: float) -> float:
+    def transmit(self, bits: float, ready_s: float) -> float:
         """Wait until a message of ``bits`` has departed; return the run second of its departure."""
         self._free_s = max(ready_s, self._free_s) + self._path.transmission_s(bits / 8)
         self._clock.sleep_until(self._free_s)
         return self._free_s
 
-    def delivery_s(self, path: Sequence[Link], departed_s: float) -> float:
-        """Return the run second at which gloo must send the message; the hand-over is that of this machine."""
-        return departed_s + sum(link.latency_s for link in path)
+    def delivery_s(self, departed_s: float) -> float:
+        """Return the run second at which gloo must send the message."""
+        return departed_s + self._latency_s
 
 
 def stub(payload: torch.Tensor) -> torch.Tensor:

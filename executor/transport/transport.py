@@ -23,7 +23,6 @@ from executor.transport.rendezvous import ProcessGroups
 from executor.transport.timed_path import STUB_BYTES, Emulation, TimedPath, stub
 from executor.transport.wire_format import NO_MESSAGE, is_of_training
 from planner.cost.network import nominal_path
-from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 
 # The smallest stripe: a part of a message that is sent over a connection of its own.
@@ -71,8 +70,7 @@ class Connection:
     Args:
         failed: Called with an error that ends one of the threads, in that thread.
         group: The process group to use, one of those that serve as parallel connections.
-        emulation: Emulates the links of ``path``; None leaves the network as it is.
-        path: The links to the device in order; empty without an emulation.
+        emulation: Emulates the links to the device; None leaves the network as it is.
     """
 
     _device: str
@@ -81,7 +79,6 @@ class Connection:
     _clock: RunClock
     _failed: Callable[[Exception], None]
     _emulation: Emulation | None = None
-    _path: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -138,11 +135,11 @@ class Connection:
         return complete
 
     def _emulate(self, emulation: Emulation, message: Message) -> Callable[[], None]:
-        departed_s = emulation.transmit(self._path, 8 * message.size_bytes, message.ready_s)
+        departed_s = emulation.transmit(8 * message.size_bytes, message.ready_s)
         message.departed(departed_s)
 
         def deliver() -> None:
-            self._clock.sleep_until(emulation.delivery_s(self._path, departed_s))
+            self._clock.sleep_until(emulation.delivery_s(departed_s))
             with blaming(self._device):
                 self._start(message).wait(RECV_TIMEOUT)
 
@@ -289,12 +286,15 @@ class Transport:
         with self._connecting:
             if key not in self._connections:
                 rank, group = self._ranks[target], self._groups[index]
-                emulation: Emulation | None = self._shaper
-                if is_timed:
-                    emulation = TimedPath(nominal_path(self._scenario, self._device, target), self._clock)
-                path = self._scenario.cluster.path(self._device, target) if emulation is not None else ()
-                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, emulation, path)
+                emulation = self._emulation(target, is_timed=is_timed)
+                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, emulation)
             return self._connections[key]
+
+    def _emulation(self, target: str, *, is_timed: bool) -> Emulation | None:
+        if is_timed:
+            latency_s = sum(link.latency_s for link in self._scenario.cluster.path(self._device, target))
+            return TimedPath(nominal_path(self._scenario, self._device, target), latency_s, self._clock)
+        return None if self._shaper is None else self._shaper.between(self._device, target)
 
 
 def _when_all_have(count: int, departed: Callable[[float], None]) -> Callable[[float], None]:
