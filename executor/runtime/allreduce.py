@@ -47,7 +47,7 @@ class GradientExchange:
                 source, size_bytes = sync.devices[exchange.receive_from], sync.messages * handle.size_bytes
                 self._recorder.log(program.exchange_event(EventKind.RECEIVE, step, source, size_bytes, *arrival_s))
                 parts.put(exchange, received)
-        self._compute.end_sum(sync, parts)
+        parts.end()
         self._recorder.log(program.sync_event(step, sent_bytes, start_s, self._clock.now_s()))
 
     def _send(self, current: StepProgram, sync: GradientSync, number: int, target: str, payload: torch.Tensor) -> None:

@@ -28,15 +28,16 @@ class Performed:
     end_s: float
 
 
-@dataclass(eq=False)
 class GradientParts:
-    """Gradients while parts of them are exchanged with other devices and summed.
+    """Gradients of consecutive layers while parts of them are exchanged with other devices and summed.
 
     Attributes:
         values: One-dimensional float32 tensor on the CPU.
     """
 
-    values: torch.Tensor
+    def __init__(self, rows: FlatParameters) -> None:
+        self._rows = rows
+        self.values = rows.gradients()
 
     def part(self, exchange: Exchange) -> torch.Tensor:
         """Return what an exchange sends, as bytes: a copy, since a later round may change the values meanwhile."""
@@ -50,15 +51,23 @@ class GradientParts:
         else:
             self.values[slice(*exchange.receive)] = received
 
+    def end(self) -> None:
+        """Replace the gradients of the layers by the values, which are their sum after the last exchange."""
+        self._rows.put_gradients(self.values)
 
-class _NoGradients(GradientParts):
-    """Sends zeros, which take no memory, in place of gradients."""
+
+class NoGradients:
+    """Sends zeros, which take no memory, in place of the gradients of `GradientParts`."""
 
     def part(self, exchange: Exchange) -> torch.Tensor:
+        """Return as many zeros as an exchange sends."""
         return torch.zeros(1, dtype=torch.uint8).expand(exchange.send_elements * FLOAT32_BYTES)
 
     def put(self, exchange: Exchange, payload: torch.Tensor) -> None:
-        pass
+        """Ignore what an exchange has received."""
+
+    def end(self) -> None:
+        """Ignore the sum."""
 
 
 class _Zeros:
@@ -164,12 +173,9 @@ class PacedCompute:
         """How much later than due the last action ended, seconds."""
         return self._ended_s - self._due_s
 
-    def begin_sum(self, sync: GradientSync) -> GradientParts:
+    def begin_sum(self, sync: GradientSync) -> NoGradients:
         """Return zeros in place of gradients."""
-        return _NoGradients(torch.zeros(0))
-
-    def end_sum(self, sync: GradientSync, parts: GradientParts) -> None:
-        """Ignore the sum."""
+        return NoGradients()
 
     def wait_until(self, time_s: float) -> None:
         """Let the next action begin at run second ``time_s`` at the earliest."""

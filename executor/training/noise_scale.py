@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from executor.core.job import JobFolder
 from executor.core.step_program import DeviceProgram
+from executor.training.compute import GradientParts
 from executor.training.real_compute import RealCompute
 from planner.cost.synchronisation import GradientSync
 from planner.plan.actions import Kind
@@ -59,11 +58,11 @@ class NoiseMeasuringCompute(RealCompute):
         self._samples = sum(work.end - work.first for work in program.work if work.action.kind is Kind.FORWARD)
         self._own_squared_norm = None
 
-    def gradient(self, sync: GradientSync) -> torch.Tensor:
+    def begin_sum(self, sync: GradientSync) -> GradientParts:
         """Return the gradients of the layers of ``sync``; before the first sum, measure those of all layers."""
         if self._own_squared_norm is None:
             self._own_squared_norm = self.squared_norm()
-        return super().gradient(sync)
+        return super().begin_sum(sync)
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Measure the summed gradients before they are clipped by ``squared_norm``, and update the parameters."""

@@ -284,21 +284,9 @@ class RealCompute:
         sequence = np.random.SeedSequence((self._training.seed, self._step, *place))
         return int(sequence.generate_state(1, np.uint64)[0])
 
-    def gradient(self, sync: GradientSync) -> torch.Tensor:
-        """Return the gradients of the layers of ``sync`` as a one-dimensional float32 tensor on the CPU."""
-        return self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).gradients()
-
-    def put_gradient(self, sync: GradientSync, gradient: torch.Tensor) -> None:
-        """Replace the gradients of the layers of ``sync`` by their sum."""
-        self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements).put_gradients(gradient)
-
     def begin_sum(self, sync: GradientSync) -> GradientParts:
-        """Return the gradients of the layers of ``sync``, whose parts are exchanged until `end_sum`."""
-        return GradientParts(self.gradient(sync))
-
-    def end_sum(self, sync: GradientSync, parts: GradientParts) -> None:
-        """Replace the gradients of the layers of ``sync`` by their sum."""
-        self.put_gradient(sync, parts.values)
+        """Return the gradients of the layers of ``sync``, whose parts are exchanged with other devices."""
+        return GradientParts(self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements))
 
     def clear_gradients(self) -> None:
         """Drop all gradients."""

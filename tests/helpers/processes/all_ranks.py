@@ -69,9 +69,11 @@ def _carry_out(ranks: Mapping[str, RealCompute], programs: Programs, chance: ran
 
 def _synchronise(ranks: Mapping[str, RealCompute], programs: Programs) -> None:
     for sync in dict.fromkeys(sync for program in programs.values() for sync in program.synchronisations):
-        total = torch.stack([ranks[device].gradient(sync) for device in sync.devices]).sum(0)
-        for device in sync.devices:
-            ranks[device].put_gradient(sync, total)
+        parts = [ranks[device].begin_sum(sync) for device in sync.devices]
+        total = torch.stack([each.values for each in parts]).sum(0)
+        for each in parts:
+            each.values = total
+            each.end()
 
 
 def _squared_norm(ranks: Mapping[str, RealCompute], plan: Plan) -> float:
