@@ -59,10 +59,13 @@ class HostEntry:
 
     Attributes:
         name: Name of the machine.
+        kind: Kind of its devices: a name of the datasheet or of the scenario's own kinds.
+        region: Name of the region that the machine is in.
         devices: Number of its devices.
         interconnect: How they are connected: a name of the datasheet, such as ``nvlink-3`` or ``pcie-4``, or the rate
             that each device reaches in each direction.
         interface: Rate of the network interface that all its devices share, in each direction; no limit if absent.
+        memory: Memory of each device; the memory of its kind if absent.
         price_usd_per_hour: Rent of each device in US dollars per hour.
     """
 

@@ -1,13 +1,12 @@
 """Number formats of a run: torch's autocast over the layers of a step, and the type of what passes between layers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MappingProxyType
 
 import torch
 
-# Formats of matrix products and activations by precision; a precision that is missing computes in float32.
-_HALF: Mapping[str, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
+# The precision in which matrix products and activations are bfloat16; in the others that runs train in, float32.
+_BF16 = "bf16"
 
 
 def boundary_dtype(precision: str) -> torch.dtype:
@@ -15,17 +14,15 @@ def boundary_dtype(precision: str) -> torch.dtype:
 
     Also between two layers of one stage: training then does not depend on where the plan cuts the model.
     """
-    return _HALF.get(precision, torch.float32)
+    return torch.bfloat16 if precision == _BF16 else torch.float32
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which torch computes layers in a precision, one of `planner.scenario.training.PRECISIONS`.
+    """Return a context in which torch computes layers in a precision of `executor.validate.check_precision`.
 
     Parameters stay float32; torch converts them where they are used.
     """
-    if precision not in _HALF:
-        return nullcontext()
-    return torch.autocast(device.type, _HALF[precision])
+    return torch.autocast(device.type, torch.bfloat16) if precision == _BF16 else nullcontext()
 
 
 @contextmanager
