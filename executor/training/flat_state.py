@@ -1,4 +1,4 @@
-"""Conversion of layers' parameters, gradients and whole states to one-dimensional tensors for sums, messages, files."""
+"""Conversion of layers' parameters, gradients and states to one-dimensional tensors for sums, messages, files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

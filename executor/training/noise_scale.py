@@ -36,7 +36,7 @@ def write_norms(norms: Iterable[LocalNorms], job: JobFolder, rank: int) -> None:
 
 
 class NoiseMeasuringCompute(RealCompute):
-    """Measures the norm of a rank's gradient before and after the sum over all ranks, which all have the whole model.
+    """Measures the norm of a rank's gradient before and after the sum over all ranks, each of which has all layers.
 
     The norms of all ranks are gathered after the run, without messages. Arguments are those of `RealCompute`.
     """

@@ -92,13 +92,13 @@ def squared_norm(gradients: Sequence[torch.Tensor]) -> float:
 
 def group_squared_norm(layers: Iterable[nn.Module], group: TensorGroup) -> float:
     """Return the squared norm of the gradients of sharded layers; each unsharded parameter counts once."""
-    whole: list[torch.Tensor] = []
+    replicated: list[torch.Tensor] = []
     shards: list[torch.Tensor] = []
     for layer in layers:
         for part in parameter_parts(layer):
             if part.parameter.grad is not None:
-                (whole if part.dimension is None else shards).append(part.parameter.grad)
-    return group.sum_number(squared_norm(shards)) + squared_norm(whole)
+                (replicated if part.dimension is None else shards).append(part.parameter.grad)
+    return group.sum_number(squared_norm(shards)) + squared_norm(replicated)
 
 
 def _make_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -22,9 +22,9 @@ class TracingGroup:
         self._degree = degree
         self._totals: list[Node] = []
 
-    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+    def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return the first part of a tensor, split along a dimension."""
-        return whole.chunk(self._degree, dimension)[0]
+        return full.chunk(self._degree, dimension)[0]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs detached, where a real group would sum the gradients of all devices."""
@@ -127,7 +127,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
 
 
 def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
-    """Raise `InputError` for a parameter that another submodule of the layer uses too, where it would stay whole."""
+    """Raise `InputError` for a parameter that another submodule uses too, where it would stay unsharded."""
     own = {id(parameter) for parameter in module.parameters()}
     for other, parameter in layer.named_parameters(remove_duplicate=False):
         if id(parameter) in own and other.rpartition(".")[0] != name:
@@ -141,7 +141,7 @@ def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -
 def _check_forward(
     layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
 ) -> torch.Tensor:
-    """Raise `InputError` if a sharded layer fails or returns another shape than the whole layer; return its inputs.
+    """Raise `InputError` if a sharded layer fails or returns another shape than the unsharded layer; return its inputs.
 
     Another shape results, for example, from parts that are not summed.
     """
@@ -165,13 +165,14 @@ def _check_forward(
 
 
 def _check_gradients(layer: nn.Module, group: TracingGroup, inputs: torch.Tensor, where: str) -> None:
-    """Raise `InputError` if whole parameters or inputs are used on a part, so that their gradients are partial."""
-    whole: dict[torch.Tensor, str] = {inputs: "input"}
-    whole |= {part.parameter: f"parameter '{part.name}'" for part in parameter_parts(layer) if part.dimension is None}
+    """Raise `InputError` if replicated parameters or inputs are used on a part, so that their gradients are partial."""
+    replicated: dict[torch.Tensor, str] = {inputs: "input"}
+    unsharded = (part for part in parameter_parts(layer) if part.dimension is None)
+    replicated |= {part.parameter: f"parameter '{part.name}'" for part in unsharded}
     for leaf in group.partial_leaves():
-        if leaf in whole:
+        if leaf in replicated:
             raise InputError(
-                f"the layer's {whole[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",
+                f"the layer's {replicated[leaf]} is used on a part, between '{COLUMN}' and '{ROW}'",
                 where=where,
                 valid=f"use it before a '{COLUMN}' or after a '{ROW}' submodule, freeze it, or do not shard the layer: "
                 "its gradient would be that of one device's part only",

@@ -20,7 +20,7 @@ from executor.training.models.trainable import DataOrder, TensorParallelModel
 from executor.training.optimizer import UpdateRule, group_squared_norm
 from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
-from executor.training.tensor_parallel import TensorGroup, shard_layer, whole_parameters
+from executor.training.tensor_parallel import TensorGroup, full_parameters, shard_layer
 from planner.adapt.migration import LayerTransfer
 from planner.cost.device_speed import DeviceSpeed, device_speed
 from planner.cost.synchronisation import GradientSync, samples_of_an_update
@@ -131,11 +131,11 @@ class RealCompute:
         return self._layers
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return this rank's parameters by the name ``LAYER.PARAMETER``; sharded parameters are gathered whole."""
+        """Return this rank's parameters by the name ``LAYER.PARAMETER``; shards are gathered to the full parameters."""
         return {
             f"{index}.{name}": parameter
             for index, layer in self._layers.items()
-            for name, parameter in whole_parameters(layer, self._group)
+            for name, parameter in full_parameters(layer, self._group)
         }
 
     def flat_parameters(self, first_layer: int, end_layer: int, elements: int) -> FlatParameters:

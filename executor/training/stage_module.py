@@ -1,4 +1,4 @@
-"""Forward and backward (whole or split) of one stage's layers, for several microbatches in flight."""
+"""Forward and backward (unsplit or split) of one stage's layers, for several microbatches in flight."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -23,14 +23,14 @@ COLUMN, ROW = "column", "row"
 class Group(Protocol):
     """The operations of sharded layers: those of a `TensorGroup`, or stand-ins on a single device."""
 
-    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+    def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this device's part of a tensor that all devices hold, split along a dimension."""
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs unchanged; in backward, sum their gradients over the devices."""
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the outputs over the devices; in backward, pass on the gradient unchanged."""
+        """Return the sum of the outputs over the devices; in backward, return the gradient unchanged."""
 
 
 class TensorGroup:
@@ -53,10 +53,10 @@ class TensorGroup:
         self.leads = device == devices[0]
         self._peers = ", ".join(name for name in devices if name != device)
 
-    def shard(self, whole: torch.Tensor, dimension: int) -> torch.Tensor:
+    def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this rank's part of a tensor that all ranks hold, split along a dimension."""
         # Every rank has built the model from the same seed, so that nothing needs to be sent.
-        return whole.chunk(self._degree, dimension)[self._index]
+        return full.chunk(self._degree, dimension)[self._index]
 
     def enter(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the inputs unchanged; in backward, sum their gradients over the ranks."""
@@ -64,7 +64,7 @@ class TensorGroup:
         return entered
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the outputs over the ranks; in backward, pass on the gradient unchanged."""
+        """Return the sum of the outputs over the ranks; in backward, return the gradient unchanged."""
         summed: torch.Tensor = _SumOutputs.apply(outputs, self)  # type: ignore[no-untyped-call]
         return summed
 
@@ -76,7 +76,7 @@ class TensorGroup:
         return total
 
     def gather(self, shard: torch.Tensor, dimension: int) -> torch.Tensor:
-        """Return the whole tensor of the ranks' shards, on the CPU."""
+        """Return the full tensor of the ranks' shards, on the CPU."""
         own = shard.detach().cpu().contiguous()
         shards = [torch.empty_like(own) for _ in range(self._degree)]
         with blaming(self._peers):
@@ -159,9 +159,9 @@ class ColumnLinear(ShardedLinear):
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
 
-    def __init__(self, whole: nn.Linear, group: Group) -> None:
-        bias = None if whole.bias is None else _shard(whole.bias, 0, group)
-        super().__init__(_linear(_shard(whole.weight, 0, group), bias), group)
+    def __init__(self, full: nn.Linear, group: Group) -> None:
+        bias = None if full.bias is None else _shard(full.bias, 0, group)
+        super().__init__(_linear(_shard(full.weight, 0, group), bias), group)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return this device's outputs, shape (..., out_features / degree), from inputs (..., in_features)."""
@@ -174,9 +174,9 @@ class RowLinear(ShardedLinear):
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 1}
 
-    def __init__(self, whole: nn.Linear, group: Group) -> None:
-        super().__init__(_linear(_shard(whole.weight, 1, group), None), group)
-        self.bias = whole.bias
+    def __init__(self, full: nn.Linear, group: Group) -> None:
+        super().__init__(_linear(_shard(full.weight, 1, group), None), group)
+        self.bias = full.bias
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return all outputs, shape (..., out_features), from this device's inputs (..., in_features / degree)."""
@@ -201,10 +201,10 @@ class ParameterPart:
 def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> None:
     """Replace linear submodules of a layer by shards; ``layout`` maps their names to `COLUMN` or `ROW`."""
     for name, split in layout.items():
-        whole = layer.get_submodule(name)
-        assert isinstance(whole, nn.Linear), "the layout was checked"
+        full = layer.get_submodule(name)
+        assert isinstance(full, nn.Linear), "the layout was checked"
         parent, _, own = name.rpartition(".")
-        setattr(layer.get_submodule(parent), own, (ColumnLinear if split == COLUMN else RowLinear)(whole, group))
+        setattr(layer.get_submodule(parent), own, (ColumnLinear if split == COLUMN else RowLinear)(full, group))
 
 
 def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
@@ -219,8 +219,8 @@ def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
             yield ParameterPart(name, parameter, None)
 
 
-def whole_parameters(layer: nn.Module, group: TensorGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the whole value of each parameter of a layer; all ranks of ``group`` must do so together."""
+def full_parameters(layer: nn.Module, group: TensorGroup | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and unsharded value of each parameter of a layer; all ranks of ``group`` must do so together."""
     for part in parameter_parts(layer):
         if part.dimension is None:
             yield part.name, part.parameter.detach()
@@ -229,9 +229,9 @@ def whole_parameters(layer: nn.Module, group: TensorGroup | None) -> Iterator[tu
             yield part.name, group.gather(part.parameter, part.dimension)
 
 
-def _shard(whole: torch.Tensor, dimension: int, group: Group) -> nn.Parameter:
-    # A view would keep the whole tensor alive.
-    return nn.Parameter(group.shard(whole.detach(), dimension).clone(), requires_grad=whole.requires_grad)
+def _shard(full: torch.Tensor, dimension: int, group: Group) -> nn.Parameter:
+    # A view would keep the full tensor alive.
+    return nn.Parameter(group.shard(full.detach(), dimension).clone(), requires_grad=full.requires_grad)
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:

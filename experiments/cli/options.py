@@ -104,7 +104,7 @@ CheckpointEveryOption = Annotated[
     typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.", show_default="10"),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, with the plan that it had.")
+    bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, with the plan that it had.")
 ]
 TraceFormatOption = Annotated[
     str | None,

@@ -88,8 +88,8 @@ def _metis(config: ImportConfig) -> _Imported:
         raise error.within("--layer-output") from None
     kinds = dict(key_and_value(each, "A100=a100-40", option="--kind") for each in config.kinds)
     model = read_metis(config.files, output_bytes, kinds)
-    passed_over = [path.name for path in config.files if "_tp1_" not in path.name]
-    notes = (f"passed over, with tensor parallelism: {', '.join(passed_over)}",) if passed_over else ()
+    skipped = [path.name for path in config.files if "_tp1_" not in path.name]
+    notes = (f"skipped, measured with tensor parallelism: {', '.join(skipped)}",) if skipped else ()
     return ModelLayers(config.name or model.name, model.layers), notes
 
 
@@ -123,7 +123,7 @@ def _sailor(config: ImportConfig) -> _Imported:
         raise unknown_name("model", name, names, where="--name")
     model = read_sailor(times, sizes, name)
     degrees = ", ".join(map(str, model.sharded))
-    notes = (f"passed over: tensor parallelism over {degrees} devices",) if model.sharded else ()
+    notes = (f"skipped: tensor parallelism over {degrees} devices",) if model.sharded else ()
     return ModelLayers(model.name, model.layers, precision=PRECISION), notes
 
 

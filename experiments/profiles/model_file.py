@@ -123,8 +123,8 @@ def _shard(sharding: Sharding | None) -> dict[str, Any]:
     return {
         "shard": {
             "parts": sharding.parts,
-            "parameters": f"{sharding.whole_parameter_bytes} B",
-            "activation": f"{sharding.whole_activation_bytes} B",
+            "parameters": f"{sharding.replicated_parameter_bytes} B",
+            "activation": f"{sharding.replicated_activation_bytes} B",
             **{
                 key: {"count": each.count, "bytes": f"{each.sample_bytes} B"}
                 for key, each in sums.items()

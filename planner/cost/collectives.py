@@ -1,8 +1,8 @@
 """All-reduce algorithms as the messages that each participant sends and receives.
 
 The ring (Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009): n
-participants cut the elements into n chunks. In n - 1 rounds every chunk passes once round the ring and is summed
-(reduce-scatter); in n - 1 more rounds the sums pass round the ring (all-gather). Each participant sends 2 (n - 1)/n of
+participants cut the elements into n chunks. In n - 1 rounds every chunk travels once around the ring and is summed
+(reduce-scatter); in n - 1 more rounds the sums travel around it (all-gather). Each participant sends 2 (n - 1)/n of
 the elements, the least possible, in 2 (n - 1) rounds.
 
 The tree is recursive halving and doubling (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication

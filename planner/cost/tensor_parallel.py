@@ -1,11 +1,11 @@
 """The time that a tensor-parallel group spends on messages among its devices, which share a host.
 
 The sums over the group are ring all-reduces over the host's interconnect, each of 2 (n - 1) rounds in which a device
-passes 1/n of the bytes on. Every device can send at the interconnect's rate while it receives, as over NVLink or PCIe;
-there is no TCP inside a host.
+sends 1/n of the bytes to the next. Every device can send at the interconnect's rate while it receives, as over NVLink
+or PCIe; there is no TCP inside a host.
 
 One rule holds for messages between stages, in simulation and in real runs: the group's first device sends and receives
-them whole, so that each crosses the network once, and passes what it has received to the other devices of its group.
+them unsharded, so that each crosses the network once, and broadcasts what it has received to the rest of its group.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ class Interconnect:
         return rounds * (sums.count * self.latency_s + part * 8 * samples * sums.sample_bytes / self.rate_bps)
 
     def broadcast_s(self, size_bytes: int) -> float:
-        """Return the seconds in which a message passes from the first device round to all others, in small parts."""
+        """Return the seconds of a broadcast from the first device along the ring, pipelined in small parts."""
         return (self.devices - 1) * self.latency_s + 8 * size_bytes / self.rate_bps
 
 
@@ -84,7 +84,7 @@ def with_group_sums(
 def with_received(
     times: ComputeTimes, scenario: Scenario, stage: Stage, samples: int, group: Interconnect
 ) -> ComputeTimes:
-    """Return the times of a stage on a group, with the passing on of what its first device receives added."""
+    """Return the times of a stage on a group, with the broadcast of what its first device receives added."""
     layers = scenario.model.layers
 
     def received_s(layer: int) -> float:

@@ -47,7 +47,7 @@ class Event:
 
     Attributes:
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
-        action: F (forward), B (whole backward), I (input gradient) or W (weight gradient), of a compute or of the
+        action: F (forward), B (unsplit backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
             pipeline; M: migration of layers; P: probe of a path; K: backup; or the kind of a fault.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update, migrate and backup.

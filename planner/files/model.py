@@ -44,8 +44,8 @@ class ShardEntry:
 
     Attributes:
         parts: The number of devices must divide this number; 0 for any number of devices.
-        parameters: Parameters that every device holds whole.
-        activation: Saved activations of a sample that every device holds whole.
+        parameters: Parameters that are replicated on every device.
+        activation: Saved activations of a sample that are replicated on every device.
         forward: Sums over the group in the forward; none if absent.
         backward: Sums over the group in the input gradient; none if absent.
     """
@@ -64,7 +64,7 @@ class LayerEntry:
     Attributes:
         fixed: The part of ``activation`` that half precision does not make smaller.
         shard: How the devices of a host can divide the layer by tensor parallelism: ``column``, ``row``, ``heads``,
-            ``block`` or ``vocabulary``, or in numbers. Without it, each of them computes the whole layer.
+            ``block`` or ``vocabulary``, or in numbers. Without it, the layer is replicated on all of them.
     """
 
     name: Name

@@ -121,7 +121,7 @@ class LayerProfile:
         times: Time table of the layer for each device kind.
         update_s: Seconds of the optimizer's update of the layer for each device kind; a missing kind was not measured.
         forward_sums: Sums over the tensor-parallel group in the forward, whose time ``times`` does not include; none if
-            the layer is whole, or if its times were measured in a group.
+            the layer is not sharded, or if its times were measured in a group.
         backward_sums: The same of the input gradient.
     """
 

@@ -102,8 +102,8 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
     if sharding is None or degree == 1:
         return work
 
-    def shard(size_bytes: int, whole_bytes: int) -> int:
-        return whole_bytes + -(-max(0, size_bytes - whole_bytes) // degree)
+    def shard(size_bytes: int, replicated_bytes: int) -> int:
+        return replicated_bytes + -(-max(0, size_bytes - replicated_bytes) // degree)
 
     def part(flop: float | None) -> float | None:
         return None if flop is None else flop / degree
@@ -113,8 +113,8 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
         forward_flop=work.forward_flop / degree,
         backward_input_flop=part(work.backward_input_flop),
         backward_weight_flop=part(work.backward_weight_flop),
-        parameter_bytes=shard(work.parameter_bytes, sharding.whole_parameter_bytes),
-        activation_bytes=shard(work.activation_bytes, sharding.whole_activation_bytes),
+        parameter_bytes=shard(work.parameter_bytes, sharding.replicated_parameter_bytes),
+        activation_bytes=shard(work.activation_bytes, sharding.replicated_activation_bytes),
         fixed_bytes=work.fixed_bytes // degree,
     )
 
@@ -124,7 +124,7 @@ def sharded_models(
 ) -> dict[int, ModelProfile]:
     """Return the profiles of one device of a tensor-parallel group, by the number of devices, from 2 to ``most``.
 
-    There is none unless some layer has a sharding. Layers without one are whole on every device.
+    There is none unless some layer has a sharding. Layers without one are replicated on every device.
     """
     parts = [work.sharding.parts for work in works if work.sharding is not None]
     if not parts:

@@ -1,6 +1,6 @@
 """How a layer is divided among the devices of a tensor-parallel group, as in Megatron-LM (arXiv 1909.08053).
 
-A stage may end at any layer, so that each layer takes its whole input, and leaves its whole output, on every device:
+A stage may end at any layer, so that each layer takes its full input, and leaves its full output, on every device:
 
     column      a matrix divided along its outputs; forward gathers the outputs, backward sums the input's gradient
     row         a matrix divided along its inputs; forward sums the outputs, backward gathers the input's gradient
@@ -27,15 +27,15 @@ class Sharding:
 
     Attributes:
         parts: The matrices can be divided into any number of parts that divides this number; 0 for any number.
-        whole_parameter_bytes: Bytes of the parameters that every device holds, such as those of norms.
-        whole_activation_bytes: Bytes of the saved activations of a sample that every device holds whole.
+        replicated_parameter_bytes: Bytes of the parameters that every device holds, such as those of norms.
+        replicated_activation_bytes: Bytes of the saved activations of a sample that every device holds in full.
         forward_sums: Sums over the group in the forward.
         backward_sums: Sums over the group in the input gradient.
     """
 
     parts: int
-    whole_parameter_bytes: int
-    whole_activation_bytes: int
+    replicated_parameter_bytes: int
+    replicated_activation_bytes: int
     forward_sums: GroupSums
     backward_sums: GroupSums
 
@@ -58,8 +58,8 @@ def named_sharding(
     """
     summed = GroupSums(1, output_bytes)
     to_input = NO_SUMS if is_first else GroupSums(1, input_bytes)
-    forward, backward, whole_bytes = _PASSES[name](summed, to_input)
-    return Sharding(parts, 0, min(activation_bytes, whole_bytes), forward, backward)
+    forward, backward, replicated_bytes = _PASSES[name](summed, to_input)
+    return Sharding(parts, 0, min(activation_bytes, replicated_bytes), forward, backward)
 
 
 def _half(sums: GroupSums) -> GroupSums:
@@ -71,7 +71,7 @@ def _vocabulary(summed: GroupSums, to_input: GroupSums) -> tuple[GroupSums, Grou
     return (NO_SUMS, to_input, 2 * to_input.sample_bytes) if to_input.count else (summed, NO_SUMS, 0)
 
 
-# Each returns the forward's sums, the backward's, and the bytes of activations that every device holds whole, from an
+# Each returns the forward's sums, the backward's, and the bytes of activations that every device holds in full, from an
 # all-reduce of the outputs and one of the input's gradient.
 _PASSES = MappingProxyType(
     {

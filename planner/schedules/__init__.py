@@ -1,6 +1,6 @@
 """Schedules by name: functions from a scheduling problem to the order of actions of each of its workers.
 
-Actions are written F (forward), B (whole backward), I (input gradient) and W (weight gradient); I and W are the two
+Actions are written F (forward), B (unsplit backward), I (input gradient) and W (weight gradient); I and W are the two
 halves of a split backward. ``2F0`` is the forward of microbatch 0 in stage 2. In formulas, P is the number of workers,
 M the number of microbatches of a step, and s the index of a stage.
 """
@@ -18,7 +18,7 @@ Schedule = Callable[[SchedulingProblem], Orders]
 # Schedules whose stages hold the activations of all microbatches at once, whatever their ``in_flight``.
 HOLD_ALL = frozenset({"gpipe"})
 
-# Schedules that run every backward whole (B), never split into I and W.
+# Schedules that never split a backward (B) into I and W.
 WHOLE = frozenset({"gpipe", "1f1b", "interleaved-1f1b"})
 
 SCHEDULES: Mapping[str, Schedule] = {

@@ -120,7 +120,7 @@ _SAME = 1e-9
 def portfolio(problem: SchedulingProblem) -> Orders:
     """Return the orders with the least makespan of all schedules except ``optimal``.
 
-    Orders with whole backwards are preferred to the result of the search where both have the same makespan.
+    Orders with unsplit backwards are preferred to the result of the search where both have the same makespan.
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.

@@ -32,7 +32,7 @@ from traces.common.errors import InputError
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:
     """Return the orders that result from the module's rule at the problem's exact times.
 
-    With ``split``, backwards are split into I and W; otherwise they are whole (B).
+    With ``split``, backwards are split into I and W; otherwise they are unsplit (B).
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.

@@ -1,4 +1,4 @@
-"""GPipe, 1F1B and interleaved 1F1B: schedules that run F (forward) and whole backwards, B, never split."""
+"""GPipe, 1F1B and interleaved 1F1B: schedules that run F (forward) and unsplit backwards, B, never split."""
 
 from collections.abc import Iterator
 

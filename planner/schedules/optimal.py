@@ -2,7 +2,7 @@
 
 Every F (forward), I (input gradient) and W (weight gradient) is an interval on its worker, and every transfer is an
 interval on its channel; intervals on one worker or channel do not overlap. ``in_flight`` and memory are constraints.
-Equal microbatches keep their order, and no backward is whole (B); neither excludes the optimum, since I and W in place
+Equal microbatches keep their order, and every backward is split; neither excludes the optimum, since I and W in place
 of a B never end later. A proof takes tenths of a second for 4 stages and 8 microbatches, and half a minute for 8 stages
 and 32 microbatches.
 

@@ -21,7 +21,7 @@ def steady_state_orders(
     """Return the orders of a pipeline in which every worker holds one stage.
 
     ``depths`` limits the forwards of a stage before its first backward, [stages]; ``deferrals`` limits the W of a stage
-    that wait after an I, [stages], and is None for whole backwards (B).
+    that wait after an I, [stages], and is None for unsplit backwards (B).
 
     Raises:
         InputError: A microbatch does not fit into a worker's memory.

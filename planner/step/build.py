@@ -11,7 +11,7 @@ from planner.plan.plan import Pipeline, Plan, Stage
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD, Orders
 from planner.step.graph import Ints, StepGraph
 
-# Role of an action by the stage that gets its result: forward (F) the next stage; input gradient and whole backward
+# Role of an action by the stage that gets its result: forward (F) the next stage; input gradient and unsplit backward
 # (I, B) the previous stage; weight gradient (W) none.
 _FEEDS_NEXT, _FEEDS_PREVIOUS, _FEEDS_NOBODY = 0, 1, 2
 

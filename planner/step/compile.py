@@ -167,7 +167,7 @@ def _updates(plan: Plan, scenario: Scenario, places: Mapping[str, tuple[int, int
 def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
     """Return the seconds of F, B, I and W, [rows, 4], with a row for each stage, microbatch and replica, in this order.
 
-    F is the forward, B the whole backward, I the input gradient and W the weight gradient.
+    F is the forward, B the unsplit backward, I the input gradient and W the weight gradient.
     """
     rows = []
     for pipeline in plan.pipelines:

@@ -81,7 +81,7 @@ def read_sailor(times_path: Path, sizes_path: Path, model_name: str) -> ModelPro
     """Return the profile of one model from the two files, including the profiles of its tensor-parallel shards.
 
     Assumption: half of a backward is the input gradient and half the weight gradient; for the embedding, which has no
-    input gradient, the whole backward is the weight gradient. A time that is longer than the time for more samples is
+    input gradient, all of the backward is the weight gradient. A time that is longer than the time for more samples is
     lowered to the latter, because the device was not warm yet.
 
     The profile of a degree of tensor parallelism has the GPU kinds that were measured with this degree. Degrees without

@@ -200,7 +200,7 @@ def split_backwards(orders: Orders) -> Orders:
 def join_backwards(tables: Tables, first: Ints, sequence: Ints, makespan_s: float, trials: int) -> None:
     """Replace each I that its own W follows by B and `NOTHING`, in place, wherever the makespan stays the same.
 
-    The reason: a whole backward holds no activations between I and W.
+    The reason: an unsplit backward holds no activations between I and W.
 
     Args:
         tables: Arrays of the problem.

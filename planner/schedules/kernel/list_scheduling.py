@@ -26,7 +26,7 @@ class Rules(NamedTuple):
     """Rules by which a free worker chooses its next action.
 
     Attributes:
-        split: Whether backwards are split into I and W; they are whole (B) otherwise.
+        split: Whether backwards are split into I and W; they are unsplit (B) otherwise.
         entry: Microbatches in the order in which they enter the pipeline, [microbatches].
         live: Limit on the microbatches between the start of F and the end of I or B, [stages].
         backward_first: Whether a ready I or B goes before a ready F, [stages].

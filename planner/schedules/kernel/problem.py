@@ -1,6 +1,7 @@
 """The scheduling problem of one pipeline, the orders of its workers' actions, and the check of orders against limits.
 
-Actions are F (forward), B (whole backward), I (input gradient) and W (weight gradient); I and W are the halves of a B.
+Actions are F (forward), B (unsplit backward), I (input gradient) and W (weight gradient); I and W are the two halves of
+a B.
 """
 
 from collections.abc import Iterable, Sequence

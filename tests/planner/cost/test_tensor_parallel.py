@@ -79,7 +79,7 @@ def test_sums_over_the_group_by_hand() -> None:
         one, other = (replica_times(each, stage, replica, 3) for each in (free, slow))
         # A ring of four: six rounds of 2 ms, in each a quarter of three samples of 4096 bytes at a megabyte a second.
         sum_s = 6 * (0.002 + 3 * 4096 / 4 / 1e6)
-        # What another stage sends passes round the ring in small parts, at the rate of the interconnect.
+        # What another stage sends is broadcast along the ring in small parts, at the rate of the interconnect.
         message_s = 3 * 0.002 + 3 * 4096 / 1e6
         receives = (0, 1) if stage.first_layer == 0 else (1, 0)
         assert other.forward_s - one.forward_s == pytest.approx(forward * sum_s + receives[0] * message_s)
@@ -92,7 +92,7 @@ def test_sums_over_the_group_by_hand() -> None:
 def test_a_shard_holds_its_part() -> None:
     work = replace(
         layer("block", "block", 4096),
-        sharding=replace(named_sharding("block", 4096, 4096, 40_000), whole_parameter_bytes=40_000),
+        sharding=replace(named_sharding("block", 4096, 4096, 40_000), replicated_parameter_bytes=40_000),
     )
     half = shard_of(work, 2)
     assert half.parameter_bytes == 40_000 + 360_000 / 2
