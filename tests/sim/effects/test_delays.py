@@ -1,0 +1,133 @@
+"""Ready notices, cold starts and latencies of messages against closed forms."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.events.event import EventKind
+from planner.scenario.effects import NetworkEffects
+from sim.network.connection import SendWindow
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.scenarios.effect_runs import (
+    BY_EVENTS,
+    EXACT,
+    RATES_BPS,
+    SHARES,
+    SIZES_BYTES,
+    WINDOWS_BYTES,
+    computed,
+    on_trace,
+    run,
+    sends,
+    two_stages,
+    with_network,
+)
+from traces.trace import LinkTrace
+
+
+@settings(max_examples=60)
+@given(SIZES_BYTES, RATES_BPS, st.floats(0, 5), st.floats(0, 5))
+def test_a_message_waits_for_the_receivers_notice(
+    size_bytes: int, rate_bps: float, there_s: float, back_s: float
+) -> None:
+    scenario, plan = two_stages(size_bytes, rate_bps, messages=2, there_s=there_s, back_s=back_s)
+    transfer_s = 8 * size_bytes / rate_bps
+    for notice, first_s in ((False, 1.0), (True, max(1.0, back_s))):
+        first, second = sends(run(with_network(scenario, NetworkEffects(ready_notice=notice)), plan))
+        assert first.end_s == pytest.approx(first_s + transfer_s, rel=EXACT)
+        assert second.end_s == pytest.approx(max(2.0, first.end_s) + transfer_s, rel=EXACT)
+
+
+@pytest.mark.parametrize("notice", [False, True])
+def test_the_notices_of_later_steps_are_there_before_they_are_needed(notice: bool) -> None:
+    # Two replicas of the second stage sum 8,000 bytes in two rounds of 8 s and 0.5 s; the first stage goes on
+    # meanwhile, and hands messages of 4,000 bits for the second step over long before they begin it.
+    scenario = mesh_scenario(
+        3,
+        [1.0, 1.0],
+        [1.0, 1.0],
+        output_bytes=[500, 0],
+        parameter_bytes=[0, 8000],
+        link=lambda a, b: (4000.0, 0.5),
+        global_batch=2,
+    )
+    plan = layered_plan(scenario, [([(1, 1, 1), (2, 2, 1)], [2])])
+    record = run(with_network(scenario, NetworkEffects(ready_notice=notice)), plan, steps=2)
+    # Forward 0 to 2 s, there at 3.5 s; forward and backward until 5.5 s, back at 7 s; backward until 9 s.
+    sent_s = [event.start_s for event in sends(record)]
+    assert sent_s == pytest.approx([2.0, 2.0, 11.0, 11.0], rel=EXACT)
+    begun_s = [event.end_s for event in record.events if event.kind is EventKind.SYNC and event.step == 0]
+    assert begun_s == pytest.approx([22.5, 22.5], rel=EXACT)
+    departed_s = [event.end_s for event in sends(record) if event.step == 1]
+    assert departed_s == pytest.approx([12.0, 12.0], rel=EXACT)
+    start_s, _ = computed(record, "F", "device-1")[1]
+    assert start_s == pytest.approx(22.5, rel=EXACT)
+
+
+@settings(max_examples=100)
+@given(
+    SIZES_BYTES,
+    RATES_BPS,
+    st.floats(0, 2),
+    st.floats(0, 2),
+    st.floats(50, 2e4),
+    st.one_of(st.just(math.inf), st.floats(0, 2)),
+    SHARES,
+    WINDOWS_BYTES,
+    st.integers(1, 4),
+)
+def test_messages_wait_for_the_window_of_their_connections(
+    size_bytes: int,
+    rate_bps: float,
+    there_s: float,
+    back_s: float,
+    initial_bytes: float,
+    idle_s: float,
+    share: float,
+    window_bytes: float,
+    connections: int,
+) -> None:
+    scenario, plan = two_stages(size_bytes, rate_bps, messages=3, there_s=there_s, back_s=back_s)
+    effects = NetworkEffects(
+        share=share,
+        cold_start=True,
+        idle_s=idle_s,
+        window_bytes=window_bytes,
+        initial_window_bytes=initial_bytes,
+    )
+    first_bytes = connections * min(initial_bytes, window_bytes)
+    window = SendWindow(first_bytes, connections * window_bytes, there_s + back_s, idle_s)
+    departed_s, payload_bps = 0.0, share * rate_bps
+    record = run(with_network(scenario, effects), replace(plan, connections=connections))
+    for number, message in enumerate(sends(record)):
+        start_s = max(1.0 + number, departed_s)
+        departed_s = start_s + window.waiting_s(start_s, size_bytes, payload_bps) + 8 * size_bytes / payload_bps
+        assert message.end_s == pytest.approx(departed_s, rel=EXACT)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 10)), min_size=2, max_size=8),
+    st.integers(100, 2000),
+    st.sampled_from([NetworkEffects(), BY_EVENTS]),
+)
+def test_latency_is_that_of_the_departure_and_nothing_overtakes(
+    pieces: list[tuple[float, float]], size_bytes: int, network: NetworkEffects
+) -> None:
+    ends_s = np.cumsum([length_s for length_s, _ in pieces])
+    latencies_s = np.array([latency_s for _, latency_s in pieces])
+    rates_bps = np.full(len(pieces), 8000.0)
+    trace = LinkTrace(np.append(0.0, ends_s[:-1]), rates_bps, float(ends_s[-1]), latencies_s, loops=False)
+    scenario, plan = two_stages(size_bytes, 8000.0, messages=6)
+    record = run(with_network(on_trace(scenario, trace), network), plan)
+    arrived_s, expected_s = 0.0, []
+    for message in sends(record):
+        latency_s = latencies_s[np.searchsorted(trace.times_s, message.end_s, side="right") - 1]
+        arrived_s = max(arrived_s, message.end_s + latency_s)
+        expected_s.append(arrived_s)
+    # The receiver takes no time: each forward starts when its message is there.
+    assert [start_s for start_s, _ in computed(record, "F", "device-1")] == expected_s
