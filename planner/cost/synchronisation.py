@@ -63,6 +63,11 @@ class GradientSync:
         """Number of equal messages, by as many devices of a group, for which one exchange of a device stands."""
         return 1 if self.in_one_message else self.shards
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the gradients, of all shards."""
+        return self.elements * self.shards * FLOAT32_BYTES
+
     def sent_bytes(self, exchange: Exchange) -> int:
         """Return the bytes that a device, with the rest of its group, sends in an exchange."""
         return exchange.send_elements * FLOAT32_BYTES * self.messages
@@ -95,12 +100,19 @@ def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
         devices = tuple(replica.device for replica in replicas)
         degree = min(replica.tensor_parallel for replica in replicas)
-        shard_bytes = scenario.model.at_degree(degree).parameter_bytes(run[0], run[-1] + 1)
-        elements = shard_bytes // FLOAT32_BYTES
+        elements = group_bytes(scenario, run[0], run[-1] + 1, degree) // (degree * FLOAT32_BYTES)
         if len(devices) > 1 and elements > 0:
             regions = tuple(scenario.cluster.by_name[device].region for device in devices)
             algorithm = plan.synchronisation.algorithm
             yield GradientSync(run[0], run[-1] + 1, devices, elements, algorithm, regions, degree)
+
+
+def group_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int) -> int:
+    """Return the bytes of gradients, or of parameters, that one holder of layers exchanges: those of its whole group.
+
+    Each of the ``degree`` devices exchanges its own shard, which contains the parameters that every device holds whole.
+    """
+    return degree * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
 
 
 def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[list[int]]:
@@ -158,7 +170,7 @@ class UpdateEdge:
         pipelines: Indices of the sender's and the receiver's pipeline.
         stage: Index of the receiver's stage in its pipeline.
         layers: First and end index (exclusive) of the layers that both devices hold.
-        size_bytes: Bytes of an update: the gradients or the parameters of these layers.
+        size_bytes: Bytes of an update: the gradients or the parameters of these layers, of all devices of a group.
     """
 
     sender: str
@@ -181,7 +193,7 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
                     first = max(sending.first_layer, receiving.first_layer)
                     end = max(first, min(sending.end_layer, receiving.end_layer))
                     degree = min(sending.replicas[0].tensor_parallel, receiving.replicas[0].tensor_parallel)
-                    size_bytes = scenario.model.at_degree(degree).parameter_bytes(first, end)
+                    size_bytes = group_bytes(scenario, first, end, degree)
                     if size_bytes:
                         ends = (sending.replicas[0].device, receiving.replicas[0].device)
                         edges.append(UpdateEdge(*ends, (p, q), index, (first, end), size_bytes))

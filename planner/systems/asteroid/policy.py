@@ -29,6 +29,7 @@ from planner.adapt.migration import Migration, migration_between
 from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.cost.layers import mean_compute_s
+from planner.cost.stage import replica_times
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
@@ -127,11 +128,8 @@ def _nearest(until_s: Sequence[float], wanted_s: float, first: int, last: int) -
 
 
 def _capacity(stage: Stage, scenario: Scenario, samples: int) -> float:
-    speeds = []
-    for replica in stage.replicas:
-        model, kind = scenario.model.at_degree(replica.tensor_parallel), scenario.cluster.by_name[replica.device].kind
-        speeds.append(samples / model.times(0, len(model.layers), kind, samples).total_s)
-    return sum(speeds)
+    whole = [Stage(0, len(scenario.model.layers), (replica,), 1) for replica in stage.replicas]
+    return sum(samples / replica_times(scenario, each, each.replicas[0], samples).total_s for each in whole)
 
 
 def _fitted(

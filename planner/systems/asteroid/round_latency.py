@@ -34,6 +34,7 @@ from math import inf
 
 from planner.cost.network import nominal_path
 from planner.cost.stage import replica_times
+from planner.cost.synchronisation import group_bytes
 from planner.plan.plan import Pipeline, Stage
 from planner.scenario.scenario import Scenario
 
@@ -148,7 +149,8 @@ def _execution(stage: Stage, scenario: Scenario, samples: int) -> RoundStep:
         replica_times(scenario, stage, replica, end - first)
         for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
     ]
-    sync_s = group_sync_s(scenario, stage.first_layer, stage.end_layer, _devices(stage))
+    degree = min(replica.tensor_parallel for replica in stage.replicas)
+    sync_s = group_sync_s(scenario, stage.first_layer, stage.end_layer, _devices(stage), degree)
     return RoundStep(max(each.forward_s for each in times), max(each.backward_s for each in times), sync_s)
 
 
@@ -174,14 +176,17 @@ def transfer_step(
     return RoundStep(time_s, time_s, is_transfer=True)
 
 
-def group_sync_s(scenario: Scenario, first_layer: int, end_layer: int, devices: tuple[str, ...]) -> float:
+def group_sync_s(
+    scenario: Scenario, first_layer: int, end_layer: int, devices: tuple[str, ...], degree: int = 1
+) -> float:
     """Return the time in which a ring all-reduce sums a stage's gradients over its devices, seconds.
 
-    The stage has layers ``first_layer`` to ``end_layer`` - 1. With a single device, the time is 0.
+    The stage has layers ``first_layer`` to ``end_layer`` - 1. With a single device, the time is 0. Each of the devices
+    stands for a tensor-parallel group of ``degree`` devices.
     """
     if len(devices) == 1:
         return 0.0
-    bits = 8 * scenario.model.parameter_bytes(first_layer, end_layer)
+    bits = 8 * group_bytes(scenario, first_layer, end_layer, degree)
     return 2 * (len(devices) - 1) / len(devices) * bits / least_rate_bps(scenario, devices, devices)
 
 

@@ -12,7 +12,6 @@ from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan, representatives
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES
 from planner.step.evaluate import contended_paths, step_time_s
 from traces.common.errors import InputError
 
@@ -101,7 +100,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
-        time_s = ring_s(paths, sync.elements * sync.shards * FLOAT32_BYTES, len(sync.devices))
+        time_s = ring_s(paths, sync.size_bytes, len(sync.devices))
         for device in sync.devices:
             busy_s[device] += time_s
     return max(busy_s.values())

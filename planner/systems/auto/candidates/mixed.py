@@ -12,7 +12,13 @@ from planner.cost.network import nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass
-from planner.systems.auto.candidates.templates import INFEASIBLE_S, PipelineTemplate, gradient_sum_s, retimed
+from planner.systems.auto.candidates.templates import (
+    INFEASIBLE_S,
+    PipelineTemplate,
+    gradient_sum_s,
+    retimed,
+    stage_group_bytes,
+)
 from planner.systems.auto.candidates.uniform import KEPT, SLACK, find_templates
 
 # A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
@@ -183,8 +189,5 @@ def _gradient_sum_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -
     slowest_s = max(gradient_sum_s(stage, scenario, holders) for stage in stages)
     ends = [each.stages[0].option.device_class.ends[0] for each in templates]
     paths = [nominal_path(scenario, one, other) for one, other in zip(ends, [*ends[1:], ends[0]], strict=True)]
-    largest = max(
-        scenario.model.at_degree(stage.option.degree).parameter_bytes(stage.first_layer, stage.end_layer)
-        for stage in stages
-    )
+    largest = max(stage_group_bytes(stage, scenario) for stage in stages)
     return max(slowest_s, ring_s(paths, max(holders, largest), holders))

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost.layers import LayerTable, launches_s, layer_table, range_memory
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
-from planner.cost.synchronisation import ring_s
+from planner.cost.synchronisation import group_bytes, ring_s
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
@@ -113,9 +113,9 @@ def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders:
 
     It is assumed to be in proportion to the bytes of the gradients.
     """
-    size_bytes = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
-    whole_bytes = float(size_bytes[-1])
-    return np.asarray(size_bytes * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(whole_bytes, 1.0)))
+    shares = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
+    whole_bytes = group_bytes(scenario, 0, len(scenario.model.layers), degree)
+    return np.asarray(shares * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(shares[-1], 1.0)))
 
 
 def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> LayerTable:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.cost.layers import launches_s
+from planner.cost.synchronisation import group_bytes
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import StageOption
 from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_memory, option_table
@@ -76,8 +77,13 @@ class PipelineTemplate:
 
 def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
     """Return the time of a ring all-reduce of a stage's gradients over ``holders`` devices of its class, seconds."""
-    size_bytes = scenario.model.at_degree(stage.option.degree).parameter_bytes(stage.first_layer, stage.end_layer)
+    size_bytes = stage_group_bytes(stage, scenario)
     return class_ring_s(scenario, stage.option.device_class, size_bytes, holders)
+
+
+def stage_group_bytes(stage: TemplateStage, scenario: Scenario) -> int:
+    """Return the bytes of a stage's gradients on all devices that share a replica by tensor parallelism."""
+    return group_bytes(scenario, stage.first_layer, stage.end_layer, stage.option.degree)
 
 
 def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> PipelineTemplate:

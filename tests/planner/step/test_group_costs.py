@@ -1,0 +1,121 @@
+"""Costs of tensor-parallel groups that several parts of the planner compute, against simulated steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cost.network import nominal_path
+from planner.cost.synchronisation import gradient_syncs, update_edges
+from planner.events.event import EventKind
+from planner.plan.plan import Pipeline, Plan, Stage, Synchronisation
+from planner.scenario.cluster import Link
+from planner.scenario.scenario import Scenario
+from planner.scenario.sharding import named_sharding
+from planner.scenario.training import Training
+from planner.step.evaluate import step_time_s
+from planner.systems.asteroid.policy import in_proportion, replay
+from planner.systems.auto.candidates.build import plan_of as build_plan
+from planner.systems.auto.candidates.device_classes import StageOption, device_classes_of
+from planner.systems.auto.candidates.mixed import find_mixes
+from planner.systems.auto.candidates.option_costs import option_costs
+from planner.systems.auto.candidates.templates import TemplateStage, gradient_sum_s
+from planner.systems.cannikin.step_model import sum_time_s
+from sim.simulator import Simulator
+from tests.helpers.scenarios.groups import group, layer, scenario_of
+
+SLOW = Link("", "", 8e6, 0.002)
+
+
+def plan_of(scenario: Scenario, *pipelines: Pipeline) -> Plan:
+    return Plan(scenario.name, scenario.model.name, "hand", "1f1b", pipelines)
+
+
+def sharded_scenario(hosts: int, whole_parameter_bytes: int = 0, inside: Link | None = None) -> Scenario:
+    work = layer("block", "block", 4096)
+    assert work.sharding is not None
+    sharding = replace(named_sharding("block", 4096, 4096, 40_000), whole_parameter_bytes=whole_parameter_bytes)
+    works = [layer("first", "vocabulary", 0, first=True), replace(work, sharding=sharding)]
+    return scenario_of(works, hosts, inside=inside)
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 4), st.sampled_from([1, 2, 4]), st.sampled_from([0, 48_000]))
+def test_the_search_sums_as_many_bytes_as_the_step(hosts: int, degree: int, whole_bytes: int) -> None:
+    scenario = sharded_scenario(hosts, whole_bytes)
+    scenario = replace(scenario, training=Training(hosts))
+    plan = plan_of(scenario, *(Pipeline((Stage(0, 2, (group(host, degree),), 1),), (1,)) for host in range(hosts)))
+    (sync,) = gradient_syncs(plan, scenario)
+    judged_s = sum_time_s(sync, lambda one, other: nominal_path(scenario, one, other))
+    (device_class,) = device_classes_of(scenario.cluster)
+    option = StageOption(device_class, degree, 1, recompute=False, most_stages=1)
+    # The elements of a part are rounded in the step.
+    assert gradient_sum_s(TemplateStage(option, 0, 2), scenario, hosts) == pytest.approx(judged_s, rel=1e-3)
+    costs = option_costs([option], scenario, hosts, 1, 1.0)
+    assert costs.sum_s[0, -1] == pytest.approx(judged_s, rel=1e-3)
+
+
+def test_mixes_count_every_shard() -> None:
+    scenario = sharded_scenario(2)
+    # A device has too little memory for a layer, so that groups must share them; devices of unlike prices are a mix.
+    devices = tuple(
+        replace(device, memory_bytes=700_000, price_per_hour=number // 4)
+        for number, device in enumerate(scenario.cluster.devices)
+    )
+    scenario = replace(scenario, cluster=replace(scenario.cluster, devices=devices), training=Training(512))
+    found = [mix for mix in find_mixes(device_classes_of(scenario.cluster), scenario) if len(mix.templates) > 1]
+    assert found
+    for mix in found:
+        assert all(stage.option.degree > 1 for template in mix.templates for stage in template.stages)
+        plan = build_plan(mix.templates, scenario, "hand")
+        assert plan is not None
+        sums_s = [
+            sum_time_s(sync, lambda one, other: nominal_path(scenario, one, other))
+            for sync in gradient_syncs(plan, scenario)
+        ]
+        assert mix.step_s - max(each.pipeline_s for each in mix.templates) >= 0.99 * max(sums_s)
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(["asgd", "asgd-ga", "ma"]), st.tuples(*[st.sampled_from([1, 2, 4])] * 2))
+def test_an_update_carries_every_shard(method: str, degrees: tuple[int, int]) -> None:
+    scenario = replace(sharded_scenario(2), training=Training(2))
+    how = Synchronisation(method, interval_steps=1 if method == "asgd" else 2)
+    pipelines = [
+        Pipeline((Stage(0, 2, (group(host, degree),), 1),), (1,)) for host, degree in zip((0, 1), degrees, strict=True)
+    ]
+    plan = replace(plan_of(scenario, *pipelines), synchronisation=how)
+    # No parameter of these layers is whole on every device, so that the shards are the model.
+    whole_bytes = scenario.model.parameter_bytes(0, 2)
+    assert [each.size_bytes for each in update_edges(plan, scenario)] == [whole_bytes] * 2
+    record = Simulator().run(scenario, plan, None, 2)
+    sent = {event.size_bytes for event in record.events if event.kind is EventKind.SEND}
+    assert sent == {whole_bytes}
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from([1, 2, 4]), min_size=3, max_size=3), st.integers(1, 4))
+def test_replay_knows_a_group_by_its_speed(degrees: list[int], samples: int) -> None:
+    scenario = replace(sharded_scenario(3, inside=SLOW), training=Training(samples))
+    layers = [(0, 1), (1, 2)]
+    stages = [Stage(*layers[0], (group(0, degrees[0]),), 2)]
+    stages.append(Stage(*layers[1], (group(1, degrees[1]), group(2, degrees[2])), 1))
+    plan = plan_of(scenario, Pipeline(tuple(stages), (max(2, samples),)))
+    known: list[Sequence[float]] = []
+
+    def rule(left: Sequence[Stage], until_s: Sequence[float], capacities: Sequence[float]) -> list[int]:
+        known.append(capacities)
+        return in_proportion(left, until_s, capacities)
+
+    replay(plan, scenario, [group(2, degrees[2]).device], rules=(rule,))
+    count = max(2, samples)
+
+    def speed(host: int) -> float:
+        alone = plan_of(scenario, Pipeline((Stage(0, 2, (group(host, degrees[host]),), 1),), (count,)))
+        return count / step_time_s(alone, replace(scenario, training=Training(count)))
+
+    assert known == [pytest.approx([speed(0), speed(1)])]
+    assert inf not in known[0]
