@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from planner.cost.stage import replica_times
+from planner.cost.stage import stage_times
 from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import ALGORITHMS, METHODS, Pipeline, Plan
 from planner.scenario.cluster import Link
@@ -101,11 +101,11 @@ def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
     fastest = {slowdown.device: max(slowdown.speed) for slowdown in compute.slowdowns}
     busy_s: dict[str, float] = {}
     for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
+        for index, stage in enumerate(pipeline.stages):
             columns = zip(*(stage.intervals(samples) for samples in pipeline.microbatches), strict=True)
             for replica, intervals in zip(stage.replicas, columns, strict=True):
                 widths = (end - first for first, end in intervals)
-                once_s = sum(replica_times(scenario, stage, replica, width).total_s for width in widths)
+                once_s = sum(stage_times(scenario, pipeline, index, replica, width).total_s for width in widths)
                 pace = factors.get(replica.device, 1.0) / fastest.get(replica.device, 1.0)
                 busy_s[replica.device] = busy_s.get(replica.device, 0.0) + once_s * pace
     return max(busy_s.values())

@@ -20,8 +20,8 @@ from planner.schedules.kernel.problem import Floats, SchedulingProblem
 def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> ComputeTimes:
     """Return the compute times of a replica for a microbatch of ``samples``.
 
-    On a tensor-parallel group the times include the messages among its devices. If the stage recomputes, the time of
-    the input gradient includes another forward.
+    On a tensor-parallel group the times include the sums over its devices. If the stage recomputes, the time of the
+    input gradient includes another forward.
 
     Raises:
         InputError: The profile has no times for the replica's device kind or degree of tensor parallelism.
@@ -34,7 +34,34 @@ def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: i
         times = with_group_sums(times, scenario, stage.layers, samples, group)
     if stage.recompute:
         times = replace(times, backward_input_s=times.forward_s + times.backward_input_s)
-    return times if group is None else with_received(times, scenario, stage, samples, group)
+    return times
+
+
+def stage_times(scenario: Scenario, pipeline: Pipeline, index: int, replica: Replica, samples: int) -> ComputeTimes:
+    """Return the `replica_times` of a pipeline's stage, with the passing on of what other stages send to a group.
+
+    Stages on the same devices hand over in memory.
+
+    Raises:
+        InputError: As `replica_times`.
+    """
+    times = replica_times(scenario, pipeline.stages[index], replica, samples)
+    if not replica.partners or not samples:
+        return times
+    return with_received(
+        times, interconnect(scenario, replica.devices), *_received_bytes(scenario, pipeline, index, samples)
+    )
+
+
+def _received_bytes(scenario: Scenario, pipeline: Pipeline, index: int, samples: int) -> tuple[int, int]:
+    """Return the bytes of the input and of the output's gradient that other workers send to a stage."""
+    workers, stage = pipeline.workers, pipeline.stages[index]
+
+    def sent_bytes(other: int, last_layer: int) -> int:
+        comes = 0 <= other < len(workers) and workers[other] != workers[index]
+        return samples * scenario.model.layers[last_layer].output_bytes if comes else 0
+
+    return sent_bytes(index - 1, stage.first_layer - 1), sent_bytes(index + 1, stage.end_layer - 1)
 
 
 # Cached, because every step calls this for its plan.
@@ -50,7 +77,9 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
     ``compression`` is one of `planner.plan.plan.COMPRESSIONS`.
     """
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
-    times = np.array([[_slowest(scenario, stage, int(size)) for size in sizes] for stage in pipeline.stages])
+    times = np.array(
+        [[_slowest(scenario, pipeline, index, int(size)) for size in sizes] for index in range(len(pipeline.stages))]
+    )
     boundaries = [
         [_transfers(scenario, compression, *ends, sizes) for ends in ((left, right), (right, left))]
         for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False)
@@ -74,10 +103,11 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
     )
 
 
-def _slowest(scenario: Scenario, stage: Stage, samples: int) -> tuple[float, float, float]:
+def _slowest(scenario: Scenario, pipeline: Pipeline, index: int, samples: int) -> tuple[float, float, float]:
     """Return the seconds of forward, input gradient and weight gradient, each the maximum over the replicas."""
+    stage = pipeline.stages[index]
     times = [
-        with_launches(replica_times(scenario, stage, replica, stop - start), scenario)
+        with_launches(stage_times(scenario, pipeline, index, replica, stop - start), scenario)
         for replica, (start, stop) in zip(stage.replicas, stage.intervals(samples), strict=True)
         if stop > start
     ]

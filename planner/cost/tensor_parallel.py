@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from planner.plan.plan import Stage
 from planner.scenario.profile import ComputeTimes, GroupSums
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
@@ -81,18 +80,17 @@ def with_group_sums(
     )
 
 
-def with_received(
-    times: ComputeTimes, scenario: Scenario, stage: Stage, samples: int, group: Interconnect
-) -> ComputeTimes:
-    """Return the times of a stage on a group, with the broadcast of what its first device receives added."""
-    layers = scenario.model.layers
+def with_received(times: ComputeTimes, group: Interconnect, input_bytes: int, gradient_bytes: int) -> ComputeTimes:
+    """Return the times of a stage on a group, with the broadcast of what its first device receives added.
 
-    def received_s(layer: int) -> float:
-        """Return the seconds for a layer's output or its gradient; 0 if no other stage sends it."""
-        return group.broadcast_s(samples * layers[layer].output_bytes) if 0 <= layer < len(layers) - 1 else 0.0
+    These are ``input_bytes`` in the forward and ``gradient_bytes`` in the input gradient; 0 if nothing is received.
+    """
+
+    def broadcast_s(size_bytes: int) -> float:
+        return group.broadcast_s(size_bytes) if size_bytes else 0.0
 
     return replace(
         times,
-        forward_s=times.forward_s + received_s(stage.first_layer - 1),
-        backward_input_s=times.backward_input_s + received_s(stage.end_layer - 1),
+        forward_s=times.forward_s + broadcast_s(input_bytes),
+        backward_input_s=times.backward_input_s + broadcast_s(gradient_bytes),
     )

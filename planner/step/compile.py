@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost.layers import with_launches
 from planner.cost.network import wire_bytes
-from planner.cost.stage import replica_times
+from planner.cost.stage import stage_times
 from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -172,9 +172,9 @@ def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
     rows = []
     for pipeline in plan.pipelines:
         sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
-        for stage in pipeline.stages:
+        for index, stage in enumerate(pipeline.stages):
             times = [
-                with_launches(replica_times(scenario, stage, replica, stop - start), scenario)
+                with_launches(stage_times(scenario, pipeline, index, replica, stop - start), scenario)
                 for size in sizes
                 for replica, (start, stop) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
             ]

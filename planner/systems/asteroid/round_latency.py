@@ -33,7 +33,7 @@ from itertools import accumulate
 from math import inf
 
 from planner.cost.network import nominal_path
-from planner.cost.stage import replica_times
+from planner.cost.stage import stage_times
 from planner.cost.synchronisation import group_bytes
 from planner.plan.plan import Pipeline, Stage
 from planner.scenario.scenario import Scenario
@@ -140,13 +140,14 @@ def round_steps(pipeline: Pipeline, scenario: Scenario) -> tuple[RoundStep, ...]
         if index:
             ends = _devices(pipeline.stages[index - 1]), _devices(stage)
             steps.append(transfer_step(scenario, stage.first_layer, samples, *ends))
-        steps.append(_execution(stage, scenario, samples))
+        steps.append(_execution(pipeline, index, scenario, samples))
     return tuple(steps)
 
 
-def _execution(stage: Stage, scenario: Scenario, samples: int) -> RoundStep:
+def _execution(pipeline: Pipeline, index: int, scenario: Scenario, samples: int) -> RoundStep:
+    stage = pipeline.stages[index]
     times = [
-        replica_times(scenario, stage, replica, end - first)
+        stage_times(scenario, pipeline, index, replica, end - first)
         for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
     ]
     degree = min(replica.tensor_parallel for replica in stage.replicas)

@@ -14,7 +14,7 @@ from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, latency_aware_depths, plain_depths
 from planner.cost.layers import with_launches
 from planner.cost.network import message_bytes
-from planner.cost.stage import replica_times
+from planner.cost.stage import stage_times
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.schedules import HOLD_ALL
@@ -135,9 +135,11 @@ class DepthChoice:
         All times are those of one microbatch of ``samples`` samples.
         """
         compute_s = []
-        for stage in pipeline.stages:
+        for index, stage in enumerate(pipeline.stages):
             times_s = (
-                with_launches(replica_times(self._scenario, stage, replica, end - first), self._scenario).total_s
+                with_launches(
+                    stage_times(self._scenario, pipeline, index, replica, end - first), self._scenario
+                ).total_s
                 * self._seen.slowdown.get(replica.device, 1.0)
                 for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True)
             )

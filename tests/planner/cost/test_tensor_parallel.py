@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from executor.backend import TorchBackend
 from planner.check import check_plan
 from planner.cost.memory import needed_bytes
-from planner.cost.stage import replica_times
+from planner.cost.stage import replica_times, stage_times
 from planner.cost.tensor_parallel import interconnect
 from planner.events.event import EventKind
 from planner.files.scenario import read_scenario
@@ -46,16 +46,17 @@ def test_on_a_free_interconnect_a_group_is_as_fast_as_its_shard(how: str, degree
 
 def test_sums_over_the_group_by_hand() -> None:
     works = [layer("first", "vocabulary", 0, first=True), layer("block", "block", 4096)]
-    free = scenario_of(works, 1)
-    slow = scenario_of(works, 1, inside=Link("", "", 8e6, 0.002))
-    replica = group(0, 4)
-    for stage, forward, backward in ((Stage(0, 1, (replica,), 1), 1, 0), (Stage(1, 2, (replica,), 1), 2, 2)):
-        one, other = (replica_times(each, stage, replica, 3) for each in (free, slow))
+    free = scenario_of(works, 2)
+    slow = scenario_of(works, 2, inside=Link("", "", 8e6, 0.002))
+    pipeline = Pipeline((Stage(0, 1, (group(0, 4),), 1), Stage(1, 2, (group(1, 4),), 1)), (3,))
+    for index, forward, backward in ((0, 1, 0), (1, 2, 2)):
+        replica = group(index, 4)
+        one, other = (stage_times(each, pipeline, index, replica, 3) for each in (free, slow))
         # A ring of four: six rounds of 2 ms, in each a quarter of three samples of 4096 bytes at a megabyte a second.
         sum_s = 6 * (0.002 + 3 * 4096 / 4 / 1e6)
         # What another stage sends is broadcast along the ring in small parts, at the rate of the interconnect.
         message_s = 3 * 0.002 + 3 * 4096 / 1e6
-        receives = (0, 1) if stage.first_layer == 0 else (1, 0)
+        receives = (0, 1) if index == 0 else (1, 0)
         assert other.forward_s - one.forward_s == pytest.approx(forward * sum_s + receives[0] * message_s)
         assert other.backward_input_s - one.backward_input_s == pytest.approx(
             backward * sum_s + receives[1] * message_s

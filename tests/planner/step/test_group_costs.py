@@ -13,10 +13,14 @@ from planner.cost.synchronisation import gradient_syncs, update_edges
 from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Stage, Synchronisation
 from planner.scenario.cluster import Link
+from planner.scenario.profile import NO_SUMS
 from planner.scenario.scenario import Scenario
-from planner.scenario.sharding import named_sharding
+from planner.scenario.sharding import Sharding, named_sharding
 from planner.scenario.training import Training
+from planner.schedules.kernel.problem import BACKWARD
+from planner.step.compile import compile_step, planned_compute_s
 from planner.step.evaluate import step_time_s
+from planner.step.orders import with_schedule
 from planner.systems.asteroid.policy import in_proportion, replay
 from planner.systems.auto.candidates.build import plan_of as build_plan
 from planner.systems.auto.candidates.device_classes import StageOption, device_classes_of
@@ -119,3 +123,58 @@ def test_replay_knows_a_group_by_its_speed(degrees: list[int], samples: int) -> 
 
     assert known == [pytest.approx([speed(0), speed(1)])]
     assert inf not in known[0]
+
+
+def silent_scenario(layers: int, hosts: int, inside: Link | None) -> Scenario:
+    """A scenario in which a group shares layers without sums, so that only received messages pass through it."""
+    work = replace(layer("", "row", 4096), sharding=Sharding(0, 0, 0, NO_SUMS, NO_SUMS))
+    works = [replace(work, name=f"layer-{number}", output_bytes=2048 + 512 * number) for number in range(layers)]
+    return scenario_of(works, hosts, inside=inside)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 1), min_size=2, max_size=6),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+)
+def test_a_group_passes_on_what_it_has_received_and_nothing_else(places: list[int], microbatches: list[int]) -> None:
+    free, slow = (
+        replace(silent_scenario(len(places), 2, inside), training=Training(sum(microbatches)))
+        for inside in (None, SLOW)
+    )
+    stages = tuple(Stage(at, at + 1, (group(place, 4),), 9) for at, place in enumerate(places))
+    # A schedule for stages in any places.
+    plan = replace(plan_of(free, Pipeline(stages, tuple(microbatches))), schedule="compact-zb")
+    events = Simulator().run(slow, plan, None, 1).events
+    for name in plan.devices:
+        received = [each.size_bytes for each in events if each.kind is EventKind.SEND and each.peer == name]
+        passing_s = sum(3 * 0.002 + size_bytes / 1e6 for size_bytes in received)
+        without_s, with_s = (planned_compute_s(plan, each).get(name, 0.0) for each in (free, slow))
+        assert with_s - without_s == pytest.approx(passing_s, abs=1e-9)
+
+
+def test_zb_v_turns_on_a_device_without_a_message() -> None:
+    free, slow = (replace(silent_scenario(4, 2, inside), training=Training(4)) for inside in (None, SLOW))
+    halves = [Stage(0, 2, (group(0, 4),), 2), Stage(2, 4, (group(1, 4),), 1)]
+    plan = with_schedule(plan_of(slow, Pipeline(tuple(halves), (1,) * 4)), slow, "zb-v")
+    assert [stage.replicas[0].device for stage in plan.stages] == ["host-0-0", "host-1-0", "host-1-0", "host-0-0"]
+    # The turning device receives the first boundary, and the gradient of the third: 2048 and 3072 bytes a sample.
+    passing_s = 4 * (2 * 3 * 0.002 + (2048 + 3072) / 1e6)
+    without_s, with_s = (planned_compute_s(plan, each)["host-1-0"] for each in (free, slow))
+    assert with_s - without_s == pytest.approx(passing_s)
+
+
+def test_a_bucket_is_ready_before_the_layers_below_it_whatever_was_received() -> None:
+    free, slow = (replace(silent_scenario(4, 4, inside), training=Training(2)) for inside in (None, SLOW))
+    pipelines = [
+        Pipeline((Stage(0, 3, (group(host, 4),), 2), Stage(3, 4, (group(host + 1, 4),), 1)), (1,)) for host in (0, 2)
+    ]
+    plan = replace(plan_of(free, *pipelines), synchronisation=Synchronisation(bucket_bytes=1))
+    below_s = []
+    for scenario in (free, slow):
+        actions = compile_step(plan, scenario).actions
+        segments_s = actions.duration_s[(actions.actor == 0) & (actions.kind == BACKWARD)].tolist()
+        # One segment for each layer; the first also passes on the gradient that the group has received.
+        assert segments_s[3:] == [0.0]
+        below_s.append(segments_s[1:])
+    assert below_s[0] == pytest.approx(below_s[1])
