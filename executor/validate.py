@@ -6,7 +6,8 @@ from math import inf
 from executor.core.job import ComputeMode, Emulator
 from planner.adapt.adaptation import needs_set_up
 from planner.adapt.policy import Decision
-from planner.check.paths import used_links
+from planner.check.paths import communicating_pairs, used_links
+from planner.cost.network import own_link
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, Replica
 from planner.scenario.cluster import Link
@@ -254,9 +255,13 @@ _NAMED = 3
 
 def too_fast(plan: Plan, scenario: Scenario, compute: ComputeMode) -> str | None:
     """Return a warning that names the plan's links that are faster than the relay; None if there are none."""
-    # Paced runs time messages inside a host instead of sending them.
-    cluster = scenario.cluster
-    carried = used_links(plan, scenario, lambda *pair: compute == "real" or not cluster.same_host(*pair))
+    pairs = dict.fromkeys(communicating_pairs(plan, scenario))
+    if compute == "paced":
+        # Paced runs time messages over links of their own, and count those inside a group as compute.
+        groups = [set(replica.devices) for replica in plan.replicas if replica.partners]
+        sent = (pair for pair in pairs if not any(group.issuperset(pair) for group in groups))
+        pairs = dict.fromkeys(pair for pair in sent if own_link(scenario, *pair) is None)
+    carried = dict.fromkeys(link for pair in pairs for link in scenario.cluster.path(*pair))
     fast = [link for link in carried if _peak_bps(link) > CARRIED_BPS]
     if not fast:
         return None

@@ -1,4 +1,8 @@
-"""Times messages inside a host in paced runs, which carry nothing: no TCP is as fast as NVLink or PCIe."""
+"""Times messages inside a host in paced runs, which carry nothing: no TCP is as fast as NVLink or PCIe.
+
+Only messages over a link of their own are timed (`planner.cost.network.own_link`). All others are sent, because traces,
+outages and other messages on the same links decide how long they take.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol

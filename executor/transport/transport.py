@@ -22,7 +22,7 @@ from executor.transport.receive import RECV_TIMEOUT, RecvHandle
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.timed_path import STUB_BYTES, Emulation, TimedPath, stub
 from executor.transport.wire_format import NO_MESSAGE, is_of_training
-from planner.cost.network import nominal_path
+from planner.cost.network import nominal_path, own_link
 from planner.scenario.scenario import Scenario
 
 # The smallest stripe: a part of a message that is sent over a connection of its own.
@@ -170,7 +170,7 @@ def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
 class Transport:
     """The connections of one rank to all others.
 
-    In a paced run, messages of training between devices of a host are timed by the declared link, and carry nothing.
+    In a paced run, messages of training over links of `own_link` are timed by the declared link, and carry nothing.
 
     Args:
         ranks: The rank in the session of each device, by name.
@@ -205,7 +205,7 @@ class Transport:
 
         ``arrived`` is called with the handle on arrival, in another thread.
         """
-        carried_bytes = min(size_bytes, STUB_BYTES) if self._is_timed(source, tag) else size_bytes
+        carried_bytes = min(size_bytes, STUB_BYTES) if self._is_timed(source, self._device, tag) else size_bytes
         buffer = torch.empty(carried_bytes, dtype=torch.uint8)
         works = []
         with blaming(source):
@@ -229,7 +229,7 @@ class Transport:
         departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
         """Queue a payload for sending; the arguments are those of a `Message`."""
-        if self._is_timed(target, tag):
+        if self._is_timed(self._device, target, tag):
             message = Message(stub(payload), tag, ready_s, departed, payload.numel())
             self._connection(target, 0, is_timed=True).send(message)
             return
@@ -273,8 +273,8 @@ class Transport:
             connection.close()
         self._waiting.shutdown(wait=False)
 
-    def _is_timed(self, peer: str, tag: int) -> bool:
-        return self._is_paced and self._scenario.cluster.same_host(self._device, peer) and is_of_training(tag)
+    def _is_timed(self, source: str, target: str, tag: int) -> bool:
+        return self._is_paced and is_of_training(tag) and own_link(self._scenario, source, target) is not None
 
     def _stripes(self, peer: str, size_bytes: int) -> list[tuple[int, int]]:
         apart = self._scenario.cluster.crosses_regions(self._device, peer)

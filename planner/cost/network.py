@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
+from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
+from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 from planner.scenario.size_curve import SizeCurve
 
@@ -92,6 +95,26 @@ def nominal_path(scenario: Scenario, source: str, target: str, connections: int 
     curves = tuple(link.size_curve for link in links if link.size_curve is not None)
     jitter_s = sum(link.jitter_s for link in links)
     return ConstantRatePath(min(rate_bps, ceiling_bps), latency_s, curves, network.share, jitter_s)
+
+
+# Cached, because devices ask for every message.
+@lru_cache(maxsize=1024)
+def own_link(scenario: Scenario, source: str, target: str) -> Link | None:
+    """Return the link inside a host that carries only what one device sends to another, at a constant rate, if any.
+
+    Such a link has neither a trace nor jitter nor loss nor an outage, and leads from the one device to the other one:
+    how long a message takes depends on no other pair of devices, and not on when it is sent.
+    """
+    cluster = scenario.cluster
+    path = cluster.path(source, target)
+    if not cluster.same_host(source, target) or [(source, target)] != [(link.source, link.target) for link in path]:
+        return None
+    (link,) = path
+    is_steady = link.trace is None and not link.jitter_s and not link.loss
+    is_out = any(isinstance(fault, LinkOutage) and fault.link == link.name for fault in scenario.faults)
+    # A link between two hosts that are named like the devices carries what all their devices send.
+    is_of_hosts = {source, target} <= {device.machine for device in cluster.devices}
+    return link if is_steady and not is_out and not is_of_hosts else None
 
 
 def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connections: int) -> float:
