@@ -200,7 +200,7 @@ def head_address(address: tuple[str, int], silence_s: float) -> dict[str, str]:
     return {HEAD_ADDRESS: json.dumps([*address, silence_s])}
 
 
-def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = "") -> None:
+def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = "", data: Path | None = None) -> None:
     """Run the agent of a host in this process until the job is over and the host's ranks have ended.
 
     The head may start later than this host, or restart, so the agent retries to connect for `Hosts.arrival_s` seconds.
@@ -210,6 +210,7 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
         name: The name of this host.
         code: The model's file on this host; None for paced compute.
         checkpoints: The folder for checkpoints on this host; empty if the job writes none.
+        data: The data on this host, or its code; None if the scenario names none.
 
     Raises:
         RunError: A rank failed, or the head cannot be reached.
@@ -225,7 +226,7 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
             channel.send("hello", host=name)
             said = channel.receive()
             if said is not None and said["kind"] == "welcome":
-                job.write_documents(said["documents"], code, checkpoints)
+                job.write_documents(said["documents"], code, checkpoints, data)
                 count, run_rank = sum(len(each.ranks) for each in hosts.parts), load_rank(WORKER, job, channel, name)
                 if run_rank is not None:
                     agent = NodeAgent(job, run_rank, part.ranks, count, variables)

@@ -164,15 +164,18 @@ class JobFolder:
         """Return the documents for a folder on another host: a dictionary of names to parsed JSON."""
         return {name: json.loads(self._document(name).read_text()) for name in _DOCUMENTS}
 
-    def write_documents(self, documents: Mapping[str, Any], code: Path | None, checkpoints: str) -> None:
+    def write_documents(
+        self, documents: Mapping[str, Any], code: Path | None, checkpoints: str, data: Path | None = None
+    ) -> None:
         """Write the documents that the head has sent for the workers of this host.
 
-        For security the head decides neither which file this host imports nor where it writes checkpoints.
+        For security the head decides neither which files this host imports and reads nor where it writes checkpoints.
 
         Args:
             documents: The result of `documents` on the head.
             code: The model's file on this host; None if this host imports none.
             checkpoints: The folder for checkpoints on this host; empty if there is none.
+            data: The data on this host, or its code; None if the scenario names none.
 
         Raises:
             RunError: The job writes checkpoints, and ``checkpoints`` is empty.
@@ -181,6 +184,10 @@ class JobFolder:
         if found["scenario"].get("code") is not None:
             missing = self.path / "no-model.py"
             found["scenario"]["code"] = {**found["scenario"]["code"], "path": str(code or missing)}
+        if found["scenario"]["training"].get("data") is not None:
+            training = found["scenario"]["training"]
+            source = {**training["data"]["source"], "path": str(data or self.path / "no-data")}
+            found["scenario"]["training"] = {**training, "data": {**training["data"], "source": source}}
         if found["config"].get("checkpoints"):
             if not checkpoints:
                 raise RunError("the job writes checkpoints, but this host's copy of the job names no folder for them")

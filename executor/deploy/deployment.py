@@ -14,10 +14,12 @@ from executor.deploy.hosts_file import HostEntry
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.plan.plan import Plan
+from planner.scenario.data import DatasetCode
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
 _CODE = "model.py"
+_DATASET = "dataset.py"
 _POLICY = "policy.py"
 _FILE = "deployment.json"
 
@@ -46,7 +48,10 @@ class HostedRun:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The contents of the job's folder, which also has the code of model and policy; each host gets a copy."""
+    """The contents of the job's folder, which also has the code of model, data set and policy; each host gets a copy.
+
+    Folders of data are not copied: they must be at the path that the scenario names, on every host.
+    """
 
     scenario: Scenario
     plan: Plan
@@ -57,6 +62,12 @@ class Bundle:
     def code(self) -> Path | None:
         """Path of the model's file; None for paced compute."""
         return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
+
+    @property
+    def data(self) -> Path | None:
+        """Path of the data, or of its code; None for paced compute, and for a model with its own data."""
+        data = self.scenario.training.data
+        return data.source.path if data is not None and self.run.compute == "real" else None
 
     @property
     def checkpoints(self) -> str:
@@ -72,6 +83,8 @@ class Bundle:
         self.hosts.write(folder / "hosts.json")
         if self.code is not None:
             shutil.copy(self.code, folder / _CODE)
+        if self.data is not None and self.data.suffix == ".py":
+            shutil.copy(self.data, folder / _DATASET)
         if self.run.policy.endswith(".py"):
             shutil.copy(self.run.policy, folder / _POLICY)
 
@@ -89,6 +102,10 @@ def read_bundle(folder: Path) -> Bundle:
         run = replace(run, policy=str(folder.resolve() / _POLICY))
     if scenario.code is not None:
         scenario = replace(scenario, code=replace(scenario.code, path=folder.resolve() / _CODE))
+    training = scenario.training
+    if training.data is not None and isinstance(training.data.source, DatasetCode):
+        code = replace(training.data.source, path=folder.resolve() / _DATASET)
+        scenario = replace(scenario, training=replace(training, data=replace(training.data, source=code)))
     return Bundle(scenario, read_plan(folder / "plan.json"), run, hosts)
 
 

@@ -36,7 +36,7 @@ def main(folder: str, host: str, head: str = "") -> None:
     find_by_name(host, {part.name: part for part in hosts.parts}, "host", where="HOST")
     if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
         sys.exit("--nproc-per-node must be 1: torchrun starts one agent per host, and the agent starts the ranks")
-    run_member(hosts, host, bundle.code, bundle.checkpoints)
+    run_member(hosts, host, bundle.code, bundle.checkpoints, bundle.data)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from executor.training.data.order import DataOrder
 from executor.training.device import CPU, synchronize
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.precision import autocast, boundary_dtype, shared_copies
-from executor.training.models.trainable import DataOrder
 from executor.training.stage_module import Loss, StageModule
 from planner.scenario.training import Training
 
@@ -30,7 +30,7 @@ def activations_bytes(loaded: LoadedModel, training: Training) -> list[int]:
     A layer's outputs count as inputs of the next layer, also if both layers save them.
     """
     inputs = [None, *(size.output for size in loaded.sizes[:-1])]
-    data = DataOrder(loaded.model, max(_MORE, training.global_batch), training.seed)
+    data = DataOrder(loaded.data, max(_MORE, training.global_batch), training.seed)
 
     def make(count: int) -> torch.Tensor:
         return data.samples(0, 0, count)[0]
@@ -83,7 +83,7 @@ def stage_peak_bytes(
     copies = any(sizes[layer].changes_inputs for layer in layers)
     chosen = [model.layers[layer] for layer in layers]
     module = StageModule(chosen, device, training.precision, copies_inputs=copies)
-    data = DataOrder(model, training.global_batch, training.seed)
+    data = DataOrder(loaded.data, training.global_batch, training.seed)
 
     def train() -> None:
         inputs, targets = (each.to(device) for each in data.samples(0, 0, samples))

@@ -29,10 +29,10 @@ from executor.core.step_program import compile_plan
 from executor.profiling.boundary_messages import Boundary, BoundaryMessages, Pauses, has_one_stage
 from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
+from executor.training.data.order import DataOrder
 from executor.training.device import CPU, compute_device, from_payloads, synchronize, threads_of_a_rank, to_payload
 from executor.training.models.loading import LoadedModel, SampleShape, load_with_sizes
 from executor.training.models.precision import shared_copies
-from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
 from executor.transport.rendezvous import ProcessGroups, connect
@@ -59,8 +59,8 @@ class LayerTimes:
 
     ``backward_s`` is the time of an unsplit backward; in a split one ``backward_input_s`` is that of the input
     gradient, and ``backward_weight_s`` that of the weight gradients. The forward of the model's first and last layer
-    includes the generation of data or targets. Times at the ends of a stage include copies between the device and the
-    CPU.
+    includes the reading of data or targets, unless other processes read them ahead. Times at the ends of a stage
+    include copies between the device and the CPU.
     """
 
     layer: int
@@ -179,7 +179,11 @@ class _StageLayer:
     ) -> None:
         sizes = loaded.sizes
         self.layer, self.samples, self.device = layer, samples, device
-        self._model, self._data = loaded.model, DataOrder(loaded.model, training.global_batch, training.seed)
+        self._model = loaded.model
+        order = DataOrder(loaded.data, training.global_batch, training.seed)
+        # In training, processes that read ahead have the samples ready before the forward needs them.
+        self._ready = order.samples(0, 0, samples) if loaded.workers else None
+        self._order = order
         self._is_first, self._is_last = layer == 0, layer == len(sizes) - 1
         self._receives, self._sends = layer == ends[0], layer == ends[1]
         self.module = StageModule(
@@ -215,7 +219,7 @@ class _StageLayer:
         """
         loss: Loss | None = None
         if self._is_first or self._is_last:
-            data, targets = self._data.samples(0, 0, self.samples)
+            data, targets = self._ready or self._order.samples(0, 0, self.samples)
         if self._is_last:
             on_device = targets.to(self.device)
             loss = lambda outputs: self._model.loss(outputs, on_device)  # noqa: E731
@@ -273,7 +277,8 @@ def main(agent: str, folder: str) -> None:
     connect(ControlStore(client), rank, len(plan.devices), "profile")
     name = plan.devices[rank]
     assert scenario.code is not None, "a profile needs code"
-    loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
+    training = scenario.training
+    loaded = load_with_sizes(scenario.code, training.seed, training.precision, training.data)
     device = compute_device(scenario.cluster.by_name[name].kind, "real")
     ranks = {each: place for place, each in enumerate(plan.devices)}
     end = partial(give_up, job, rank, name)
@@ -292,7 +297,7 @@ def main(agent: str, folder: str) -> None:
             loaded,
             stage.layers,
             samples,
-            scenario.training,
+            training,
             REPEATS,
             device,
             BoundaryMessages(transport, programs[name]) if exchanges else Pauses(),

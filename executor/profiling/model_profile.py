@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from executor.profiling.layer_memory import activations_bytes, stage_peak_bytes
 from executor.profiling.layer_times import LayerTimes, PassOverhead, measure_layers, measure_overhead
+from executor.training.data.order import DataOrder
 from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel, load_model, user_code
-from executor.training.models.trainable import DataOrder
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
@@ -140,7 +140,7 @@ def profile_model(
 
 def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
     """Count each layer's operations and bytes for one sample; raise `InputError` if a layer depends on values."""
-    outputs = DataOrder(loaded.model, 1, training.seed).samples(0, 0, 1)[0].to("meta")
+    outputs = DataOrder(loaded.data, 1, training.seed).samples(0, 0, 1)[0].to("meta")
     with torch.device("meta"):
         model = load_model(code, training.seed)
     flop = []

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TextIO
 
 from executor.core.clock import RunClock
@@ -14,6 +15,8 @@ from executor.core.timeouts import timeouts
 from executor.recovery.backups import StateBackups, first_state, one_layer
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import PacedCompute
+from executor.training.data.datasets import StreamedSamples
+from executor.training.data.states import StateFolder
 from executor.training.device import compute_device
 from executor.training.flat_state import model_state
 from executor.training.models.loading import LoadedModel
@@ -130,6 +133,9 @@ def build_context(
         compute = kind(
             model, config.plan, config.program(config.plan), training, clock, where, group, scenario.effects.compute
         )
+    if model is not None and run.checkpoint_every and isinstance(model.data, StreamedSamples):
+        interval = run.checkpoint_every * training.global_batch
+        model.data.keep_states(StateFolder(Path(run.checkpoints) / "data", interval))
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
     state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     first = first_state(run, scenario, compute, state)

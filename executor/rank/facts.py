@@ -9,9 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from executor.core.job import JobFolder, RunConfig
+from executor.training.data.sources import fingerprint
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
+from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 
@@ -43,6 +45,11 @@ def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, 
     return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
 
 
+def data_facts(named: TrainingData | None) -> dict[str, str]:
+    """Return a fact about the data that the scenario names, if it names any."""
+    return {} if named is None else {"training data": fingerprint(named.source)}
+
+
 def _layer_facts(size: LayerSize) -> str:
     shape, dtype = list(size.output.sizes), str(size.output.dtype).removeprefix("torch.")
     return f"{shape} {dtype} per sample, {size.parameter_bytes} bytes of parameters"
@@ -56,10 +63,12 @@ def _ropebridge_version() -> str:
 
 
 def _resolved(folder: JobFolder) -> str:
-    """Return the scenario as JSON, without the path of the model's file, which may differ between hosts."""
+    """Return the scenario as JSON, without the paths of the model's file and the data, which may differ by host."""
     data = folder.documents()["scenario"]
     if data["code"] is not None:
         del data["code"]["path"]
+    if data["training"]["data"] is not None:
+        del data["training"]["data"]["source"]["path"]
     return json.dumps(data, sort_keys=True)
 
 

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +25,7 @@ from executor.core.subprocesses import die_with_parent, end_sleeps_in_time
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
-from executor.rank.facts import Job, job_facts, model_facts
+from executor.rank.facts import Job, data_facts, job_facts, model_facts
 from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
@@ -73,6 +74,8 @@ def main(agent: str, folder: str) -> None:
 def join_job(agent: str, folder: str) -> ControlClient:
     """Connect this process as a rank to the head; from now on the process ends with its agent."""
     die_with_parent(int(agent))
+    # Temporary files of this process, and of those that load its data, are removed with the job's folder.
+    tempfile.tempdir = folder
     end_sleeps_in_time()
     keep_freed_memory()
     enter_device_network()
@@ -212,7 +215,7 @@ class Rank:
 
     def _load_model(self) -> LoadedModel:
         scenario = self._config.scenario
-        code, seed = scenario.code, scenario.training.seed
+        code, training = scenario.code, scenario.training
         assert code is not None, "the launcher has checked this"
 
         def load() -> tuple[LoadedModel, Facts]:
@@ -221,8 +224,8 @@ class Rank:
                 if not self._config.run.on_this_device:
                     raise other_kind(kind, name)
                 self._folder.of_rank("device", self._config.rank).write_text(name)
-            model = load_with_sizes(code, seed, scenario.training.precision)
-            return model, model_facts(model.sizes, scenario.model)
+            model = load_with_sizes(code, training.seed, training.precision, training.data)
+            return model, model_facts(model.sizes, scenario.model) | data_facts(training.data)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value
 
@@ -256,6 +259,8 @@ class Rank:
         context = self._context
         if context.shaper is not None:
             context.shaper.close()
+        if context.trained is not None:
+            context.trained.close()
         context.samples.close()
         context.file.close()
         if dist.is_initialized():

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from executor.training.data.order import DataOrder
 from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, user_code
-from executor.training.models.trainable import DataOrder, TensorParallelModel
+from executor.training.models.trainable import TensorParallelModel
 from executor.training.tensor_parallel import COLUMN, ROW, parameter_parts, shard_layer
 from planner.plan.plan import Plan
 from planner.scenario.scenario import ModelCode, Scenario
@@ -74,7 +75,7 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     if not sharded:
         return
     assert code is not None, "the model was checked"
-    loaded = load_with_sizes(code, seed)
+    loaded = load_with_sizes(code, seed, named=scenario.training.data)
     for degree in sorted({degree for degree, _ in sharded}):
         with torch.device("meta"):
             model = load_model(code, seed)
@@ -149,7 +150,7 @@ def _check_forward(
         before = loaded.sizes[index - 1].output
         inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta", requires_grad=True)
     else:
-        inputs = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
+        inputs = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
     with user_code(code.path, failure):
         # The layer may change its inputs in place.

@@ -1,6 +1,6 @@
 """Real compute: a rank trains its stages of the user's model, by torch's autograd and optimizers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import InitVar, dataclass, field
 from itertools import accumulate
@@ -12,11 +12,12 @@ from torch import nn
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import GradientParts, PacedCompute, Performed
+from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.precision import shared_copies
-from executor.training.models.trainable import DataOrder, TensorParallelModel
+from executor.training.models.trainable import TensorParallelModel
 from executor.training.optimizer import UpdateRule, group_squared_norm
 from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
@@ -68,7 +69,8 @@ class RealCompute:
     def __post_init__(self, plan: Plan, program: DeviceProgram | None) -> None:
         self._leads = self._group is None or self._group.leads
         self._speed = DeviceSpeed()
-        self._data = DataOrder(self._loaded.model, self._training.global_batch, self._training.seed)
+        training = self._training
+        self._loader = SampleLoader(self._loaded.data, training.global_batch, training.seed, self._loaded.workers)
         self._pipeline = -1
         self._stages: dict[int, _Stage] = {}
         self._layers: dict[int, nn.Module] = {}
@@ -173,6 +175,23 @@ class RealCompute:
         self._local.clear()
         self._losses.clear()
         self._rule.clear_gradients()
+        self._loader.start_step(step, list(self._batch_parts(program)))
+
+    def _batch_parts(self, program: DeviceProgram) -> Iterator[BatchPart]:
+        """Yield the parts of a step's batch that this rank needs: inputs for the first stage, targets for the last."""
+        for work in program.work:
+            stage = self._stages[work.action.stage]
+            is_first, is_last = stage.input_shape is None, stage.output_shape is None
+            if work.action.kind is Kind.FORWARD and (is_first or is_last):
+                yield BatchPart(*self._place(work), is_first, is_last)
+
+    def _place(self, work: Work) -> tuple[int, int]:
+        """Return the first sample of an action in the step's batch, and their number."""
+        return self._first_samples[work.action.microbatch] + work.first, work.end - work.first
+
+    def close(self) -> None:
+        """End the processes that load data; no step follows."""
+        self._loader.close()
 
     def passes(self) -> AbstractContextManager[None]:
         """Return a context for all actions of a step, which share copies of the parameters in half precision."""
@@ -239,14 +258,13 @@ class RealCompute:
         return result
 
     def _forward(self, work: Work, stage: _Stage, payloads: Sequence[torch.Tensor]) -> torch.Tensor:
-        microbatch, count = work.action.microbatch, work.end - work.first
+        microbatch, (start, count) = work.action.microbatch, self._place(work)
         loss: Loss | None = None
-        if stage.input_shape is None or stage.output_shape is None:
-            data, targets = self._data.samples(self._step, self._first_samples[microbatch] + work.first, count)
         if stage.output_shape is None:
-            loss = self._weighted_loss(targets.to(self._device), count / self._samples_of_an_update)
+            targets = self._loader.targets(start, count).to(self._device)
+            loss = self._weighted_loss(targets, count / self._samples_of_an_update)
         if stage.input_shape is None:
-            inputs = data.to(self._device)
+            inputs = self._loader.inputs(start, count).to(self._device)
         else:
             key = (work.action.stage, Kind.FORWARD, microbatch)
             inputs = self._incoming(key, stage.input_shape, work, payloads).requires_grad_()

@@ -168,7 +168,7 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
     if name == hosts.head:
         return _lead(bundle, hosts, folder / "run", resume, tell)
     tell(f"host {name}: ranks {', '.join(map(str, parts[name].ranks))}, head at {hosts.address}:{hosts.port}")
-    run_member(hosts, name, bundle.code, bundle.checkpoints)
+    run_member(hosts, name, bundle.code, bundle.checkpoints, bundle.data)
     return f"host {name} has done its part"
 
 

@@ -92,10 +92,6 @@ class Document:
         file = f"{self.path}:{line}" if line is not None else str(self.path)
         return f"{file}: {place}" if place else file
 
-    def part(self, key: str) -> "Document":
-        """Return the document in the file whose path is the value of ``key``, relative to this file."""
-        return Document(self.path.parent / self.value[key])
-
     @cached_property
     def _composed(self) -> yaml.Node | None:
         """YAML nodes with line numbers; composed only for error messages, because composing is slow."""

@@ -189,22 +189,28 @@ Name = Annotated[str, Field(pattern=r"^\S(.*\S)?$", max_length=100)]
 
 
 class Part:
-    """One part of a scenario: the value of a key, or, if that is a path, the content of the file."""
+    """One part of a document: the value at a location or, if that is a path, the content of the file."""
 
-    def __init__(self, document: Document, key: str) -> None:
-        value = document.value[key]
+    def __init__(self, document: Document, *location: int | str) -> None:
+        value = document.value
+        for key in location:
+            value = value[key]
         if isinstance(value, str):
             try:
-                self.document = document.part(key)
+                self.document = Document(document.path.parent / value)
             except InputError as error:
                 raise InputError(
-                    f"{error.problem}: '{value}'", where=document.where((key,)), valid=error.valid
+                    f"{error.problem}: '{value}'", where=document.where(location), valid=error.valid
                 ) from None
             self.value, self.location = self.document.value, ()
         else:
-            self.document, self.value, self.location = document, value, (key,)
+            self.document, self.value, self.location = document, value, location
 
     location: Location
+
+    def inner(self, key: str) -> "Part":
+        """Return the part at a key of this part."""
+        return Part(self.document, *self.location, key)
 
     def parse(self, kind: type[Data]) -> Data:
         """Return the part as a ``kind``; raise an InputError for the first mistake."""

@@ -69,8 +69,16 @@ def _build(kind: Any, value: Any) -> Any:
     if get_origin(kind) is Mapping:
         return {arguments[0](key): _build(arguments[1], each) for key, each in value.items()}
     if get_origin(kind) is UnionType and value is not None:
-        return _build(arguments[0], value)
+        return _build(_member(arguments, value), value)
     return value
+
+
+def _member(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Return the dataclass of a union that has the keys of ``value`` as its fields; otherwise the first type."""
+    if not isinstance(value, Mapping):
+        return kinds[0]
+    classes = (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind))
+    return next((kind for kind in classes if set(value) <= set(_field_types(kind))), kinds[0])
 
 
 @cache

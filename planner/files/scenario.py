@@ -1,76 +1,23 @@
 """Reads scenarios from YAML files, and converts all quantities to SI units."""
 
 from collections import Counter
-from dataclasses import asdict, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, WithJsonSchema
+from pydantic import Field, TypeAdapter
 
 from planner.files.cluster import ClusterEntry, read_cluster
 from planner.files.documents import Document
 from planner.files.effects import EffectsEntry, read_effects
 from planner.files.faults import FaultEntry, read_faults
 from planner.files.model import ModelEntry, read_model
-from planner.files.parsing import Name, NotNegative, Number, Part, Positive, Seed, file_entry, parse
+from planner.files.parsing import Name, Part, file_entry, parse
+from planner.files.training import TrainingEntry, read_training
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
 from traces.common.errors import InputError, find_by_name, unknown_name
-
-
-@file_entry
-class ScheduleEntry:
-    """The learning rate over the steps: a linear warm-up, followed by ``constant``, ``linear`` or ``cosine``.
-
-    Attributes:
-        shape: Shape of the learning rate after the warm-up.
-        warmup_steps: Number of steps with a rising rate.
-        decay_steps: Number of steps after the warm-up over which ``linear`` and ``cosine`` fall.
-        final_share: Share of the full rate that ``linear`` and ``cosine`` reach and keep.
-    """
-
-    shape: Annotated[str, WithJsonSchema({"enum": list(SHAPES)})] = "constant"
-    warmup_steps: int = 0
-    decay_steps: int = 0
-    final_share: Number = 0.0
-
-
-@file_entry
-class OptimizerEntry:
-    """The update rule: name, learning_rate, momentum and weight_decay (without unit), and the rate's schedule."""
-
-    name: Literal["sgd", "momentum", "adamw"] = "sgd"
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: NotNegative = 0.0
-    schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
-
-
-@file_entry
-class TrainingEntry:
-    """Batch, update rule, precision and seed.
-
-    Attributes:
-        global_batch: Samples per update over the whole cluster.
-        microbatch: Samples per microbatch, for strategies that do not choose the size themselves.
-        optimizer: Update rule and its parameters.
-        precision: Number formats of the layers: fp32, tf32, bf16, fp16 or fp8. Parameters and their gradients are
-            float32 in all of them.
-        seed: Seed of the initial parameters and of the order of the data.
-        clip_norm: Limit on the Euclidean norm of the gradients of all layers together; no limit if absent.
-        noise_scale: Whether the gradient noise scale is measured.
-    """
-
-    global_batch: Positive
-    microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
-    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] = DEFAULT_PRECISION
-    seed: Seed = 0
-    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    noise_scale: bool = False
-
 
 # Number of training samples in a region.
 StoredSamples = Annotated[int, Field(ge=1, le=1_000_000_000_000)]
@@ -81,7 +28,7 @@ class ScenarioEntry:
     """A scenario; the value of each key but ``name`` may also be the path of a file with that value.
 
     ``effects`` are those of TCP if absent; ``none`` switches all effects off. ``data`` gives the number of samples that
-    each region stores and trains on; if absent, all regions have all samples.
+    each region stores and trains on; if absent, all regions have all samples. What the samples are says ``training``.
     """
 
     name: Name
@@ -119,7 +66,7 @@ def scenario_in(document: Document) -> Scenario:
             raise InputError(f"the key '{key}' is missing", where=str(path), valid=f"add '{key}:'")
     name = parse(Name, document, value["name"], ("name",))
     cluster, kinds = read_cluster(Part(document, "cluster"))
-    training = _training(Part(document, "training"))
+    training = read_training(Part(document, "training"))
     most_devices = max(Counter(device.machine for device in cluster.devices).values())
     model, code = read_model(Part(document, "model"), kinds, training.precision, most_devices)
     _refuse_no_work(model, cluster, document)
@@ -144,17 +91,6 @@ def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -
 def scenario_schema() -> dict[str, Any]:
     """Return the JSON Schema of scenario files, for editors."""
     return TypeAdapter(ScenarioEntry).json_schema()
-
-
-def _training(part: Part) -> Training:
-    entry = part.parse(TrainingEntry)
-    find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
-    try:
-        schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
-    except InputError as error:
-        raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
-    optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
-    return Training(**{**asdict(entry), "optimizer": optimizer})
 
 
 def _data(part: Part, cluster: Cluster) -> dict[str, int]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planner.scenario.data import TrainingData
 from traces.common.errors import InputError, find_by_name
 
 SHAPES = ("constant", "linear", "cosine")
@@ -125,6 +126,7 @@ class Training:
         seed: Seed of the initial parameters and of the order of the data.
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; None for no limit.
         noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
+        data: The data for runs with real compute; None if the model has its own.
     """
 
     global_batch: int
@@ -134,6 +136,7 @@ class Training:
     seed: int = 0
     clip_norm: float | None = None
     noise_scale: bool = False
+    data: TrainingData | None = None
 
     @property
     def formats(self) -> Precision:

@@ -3,8 +3,9 @@
 A plan never names such a file, so reading a plan runs no code.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -61,3 +62,34 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     if not callable(found):
         raise InputError(f"the {what} file has no function '{function}'", where=str(path), valid=f"define {signature}")
     return found  # type: ignore[no-any-return]
+
+
+def load_build(path: Path, what: str, result: str, arguments: Mapping[str, object]) -> Callable[[], Any]:
+    """Import a Python file, and return a function that calls the file's ``build`` with these keyword arguments.
+
+    Args:
+        path: Path of the file.
+        what: Kind of file for error messages, such as ``model``.
+        result: What ``build`` must return, for error messages.
+        arguments: The keyword arguments.
+
+    Raises:
+        InputError: The file cannot be run, or has no ``build`` that takes the arguments; the returned function raises
+            it if ``build`` fails.
+    """
+    build = load_function(path, "build", what, f"build(**arguments) that returns {result}")
+    try:
+        inspect.signature(build).bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"'build' does not take these arguments: {error}",
+            where=str(path),
+            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
+        ) from None
+
+    def built() -> Any:
+        advice = f"correct the {what}, or 'arguments' in the scenario"
+        with user_code(path, f"'build' fails with the arguments {dict(arguments)}", advice):
+            return build(**arguments)
+
+    return built

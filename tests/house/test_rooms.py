@@ -46,6 +46,7 @@ ROOMS = [
     "executor/core",
     "executor/wan",
     "executor/transport",
+    "executor/training/data",
     "executor/training/models",
     "executor/training",
     "executor/recovery",

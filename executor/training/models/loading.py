@@ -1,20 +1,21 @@
 """Loads the user's model from its file, computes the sizes of its layers, and compares them with the profile."""
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from executor.training.data.order import DataOrder, FiniteData, SampleData
+from executor.training.data.sources import open_data
 from executor.training.models.precision import boundary_dtype
-from executor.training.models.trainable import MEMBERS, DataOrder, FiniteModel, TrainableModel, check_members
+from executor.training.models.trainable import MEMBERS, TrainableModel, check_members, own_data
+from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import ModelCode, Scenario
-from planner.systems.user_code import load_function
+from planner.systems.user_code import load_build
 from planner.systems.user_code import user_code as code_around
 from traces.common.errors import InputError
 
@@ -43,10 +44,16 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and the sizes of its layers."""
+    """A model, the sizes of its layers, and its data.
+
+    Attributes:
+        workers: Number of processes in which a rank reads the data ahead; 0 if it reads the data itself.
+    """
 
     model: TrainableModel
     sizes: tuple[LayerSize, ...]
+    data: SampleData
+    workers: int = 0
 
 
 def load_model(code: ModelCode, seed: int) -> TrainableModel:
@@ -55,20 +62,9 @@ def load_model(code: ModelCode, seed: int) -> TrainableModel:
     Raises:
         InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
     """
-    build: Callable[..., Any] = load_function(
-        code.path, "build", "model", f"build(**arguments) that returns an object with {MEMBERS}"
-    )
-    try:
-        inspect.signature(build).bind(**code.arguments)
-    except TypeError as error:
-        raise InputError(
-            f"'build' does not take these arguments: {error}",
-            where=str(code.path),
-            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
-        ) from None
+    build = load_build(code.path, "model", f"an object with {MEMBERS}", code.arguments)
     torch.manual_seed(seed)
-    with user_code(code.path, f"'build' fails with the arguments {dict(code.arguments)}"):
-        model: TrainableModel = build(**code.arguments)
+    model: TrainableModel = build()
     check_members(model, str(code.path))
     return model
 
@@ -85,23 +81,31 @@ def check_model(scenario: Scenario) -> LoadedModel:
             where="model.code",
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
-    loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
+    training = scenario.training
+    loaded = load_with_sizes(scenario.code, training.seed, training.precision, training.data)
     compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
-    _check_loss(loaded, scenario.code, scenario.training.seed)
+    _check_loss(loaded, scenario.code, training.seed)
     return loaded
 
 
-def load_with_sizes(code: ModelCode, seed: int, precision: str = "fp32") -> LoadedModel:
-    """Return the model, and the sizes of its layers, computed with a copy on torch's meta device, without memory.
+def load_with_sizes(
+    code: ModelCode, seed: int, precision: str = "fp32", named: TrainingData | None = None
+) -> LoadedModel:
+    """Return the model, its data, and the sizes of its layers, computed with a copy on torch's meta device.
 
-    ``precision`` is one of `planner.scenario.training.PRECISIONS`; outputs between layers have its number format.
+    Args:
+        code: The model's file.
+        seed: Seed of the initial parameters and of the order of the data.
+        precision: One of `planner.scenario.training.PRECISIONS`; outputs between layers have its number format.
+        named: The data that the scenario names; None for the model's own.
 
     Raises:
-        InputError: The model cannot be built, or cannot be split between its layers.
+        InputError: The model cannot be built, or cannot be split between its layers, or the data cannot be read.
     """
     loaded = load_model(code, seed)
-    with user_code(code.path, f"'{'select' if isinstance(loaded, FiniteModel) else 'samples'}' fails"):
-        inputs, _ = DataOrder(loaded, global_batch=1, seed=seed).samples(0, 0, 1)
+    data = own_data(loaded, str(code.path)) if named is None else open_data(named, seed)
+    with user_code(code.path, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
+        inputs, _ = DataOrder(data, global_batch=1, seed=seed).samples(0, 0, 1)
         outputs = inputs.to("meta")
     with torch.device("meta"):
         model = load_model(code, seed)
@@ -127,7 +131,7 @@ def load_with_sizes(code: ModelCode, seed: int, precision: str = "fp32") -> Load
         dtype = outputs.dtype if index == len(model.layers) - 1 else boundary_dtype(precision)
         output = SampleShape(tuple(outputs.shape[1:]), dtype)
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
-    return LoadedModel(loaded, tuple(sizes))
+    return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
 
 
 def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
@@ -135,7 +139,7 @@ def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
 
     Unlike the layers, the loss is computed with real tensors, since it may depend on values.
     """
-    _, targets = DataOrder(loaded.model, global_batch=1, seed=seed).samples(0, 0, 1)
+    _, targets = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)
     output = loaded.sizes[-1].output
     with user_code(code.path, "'loss' fails for one sample"), torch.no_grad():
         loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from executor.backend import TorchBackend
+from executor.training.data.order import DataOrder
 from executor.training.models.loading import load_model, load_with_sizes
-from executor.training.models.trainable import DataOrder
+from executor.training.models.trainable import own_data
 from experiments.benches.result import Check, at_most
 from experiments.benches.simulation.predicted import TrainedCase
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -36,7 +37,7 @@ def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -
     layers = nn.Sequential(*model.layers).to(device)
     rule = training.optimizer
     optimizer = torch.optim.SGD(layers.parameters(), lr=rule.learning_rate, momentum=rule.momentum)
-    data = DataOrder(model, training.global_batch, training.seed)
+    data = DataOrder(own_data(model), training.global_batch, training.seed)
     losses = []
     for step in range(steps):
         inputs, targets = data.samples(step, 0, training.global_batch)

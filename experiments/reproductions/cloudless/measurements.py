@@ -169,6 +169,6 @@ def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
             model = load_model(scenario.code, scenario.training.seed)
             layers = nn.Sequential(*model.layers)
             layers.load_state_dict(load_file(target))
-        accuracy = float(model.accuracy(list(layers)))  # type: ignore[union-attr]
+        accuracy = float(model.accuracy(list(layers)))  # type: ignore[attr-defined]
         rows.append({"method": method, "every": every, "accuracy": accuracy, "last_loss": record.losses[-1]})
     return rows

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor.training.models.loading import load_model, load_with_sizes
-from executor.training.models.trainable import DataOrder, permutation
+from executor.training.data.order import DataOrder, permutation
+from executor.training.models.loading import load_with_sizes
 from planner.scenario.scenario import ModelCode
 from traces.common.errors import InputError
 
@@ -135,7 +135,7 @@ def test_either_kind_of_data_will_do(members: str, tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_said(members: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        load_model(written(tmp_path, members), seed=0)
+        load_with_sizes(written(tmp_path, members), seed=0)
     assert caught.value.valid
 
 

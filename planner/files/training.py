@@ -1,0 +1,155 @@
+"""Reads the ``training`` of a scenario: batch, update rule, precision, seed and data."""
+
+from dataclasses import asdict, field
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry
+from planner.scenario.data import TOKEN_TYPES, DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
+from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
+from traces.common.errors import InputError, find_by_name
+
+
+@file_entry
+class ScheduleEntry:
+    """The learning rate over the steps: a linear warm-up, followed by ``constant``, ``linear`` or ``cosine``.
+
+    Attributes:
+        shape: Shape of the learning rate after the warm-up.
+        warmup_steps: Number of steps with a rising rate.
+        decay_steps: Number of steps after the warm-up over which ``linear`` and ``cosine`` fall.
+        final_share: Share of the full rate that ``linear`` and ``cosine`` reach and keep.
+    """
+
+    shape: Annotated[str, WithJsonSchema({"enum": list(SHAPES)})] = "constant"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_share: Number = 0.0
+
+
+@file_entry
+class OptimizerEntry:
+    """The update rule: name, learning_rate, momentum and weight_decay (without unit), and the rate's schedule."""
+
+    name: Literal["sgd", "momentum", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 0.0
+    schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
+
+
+@file_entry
+class DataEntry:
+    """The training data: a folder of ``tokens``, a ``dataset`` in Python, or a saved ``huggingface`` dataset.
+
+    Attributes:
+        tokens: Folder of .bin files of token numbers.
+        length: Tokens in a sample; only with ``tokens``.
+        dtype: Type of a token number; only with ``tokens``.
+        dataset: Python file whose function ``build`` returns a torch Dataset or IterableDataset.
+        arguments: Arguments of ``build``; only with ``dataset``.
+        huggingface: Folder that ``save_to_disk`` of Hugging Face's datasets has written.
+        inputs: Column of the inputs; only with ``huggingface``.
+        targets: Column of the targets; only with ``huggingface``.
+        workers: Processes of each rank that read ahead; by default 0 with ``tokens``, otherwise 1.
+    """
+
+    tokens: str | None = None
+    length: Positive | None = None
+    dtype: Annotated[str, WithJsonSchema({"enum": list(TOKEN_TYPES)})] | None = None
+    dataset: str | None = None
+    arguments: dict[str, int | float | str | bool] | None = None
+    huggingface: str | None = None
+    inputs: str | None = None
+    targets: str | None = None
+    workers: Annotated[int, Field(ge=0, le=64)] | None = None
+
+
+# The forms of the data: the keys that each needs, and those that it may have.
+_FORMS = {
+    "tokens": (("length",), ("dtype",)),
+    "dataset": ((), ("arguments",)),
+    "huggingface": (("inputs", "targets"), ()),
+}
+
+
+@file_entry
+class TrainingEntry:
+    """Batch, update rule, precision, seed and data.
+
+    Attributes:
+        global_batch: Samples per update over the whole cluster.
+        microbatch: Samples per microbatch, for strategies that do not choose the size themselves.
+        optimizer: Update rule and its parameters.
+        precision: Number formats of the layers: fp32, tf32, bf16, fp16 or fp8. Parameters and their gradients are
+            float32 in all of them.
+        seed: Seed of the initial parameters and of the order of the data.
+        clip_norm: Limit on the Euclidean norm of the gradients of all layers together; no limit if absent.
+        noise_scale: Whether the gradient noise scale is measured.
+        data: The data for runs with real compute, or the path of a file with it; the model's own data if absent.
+    """
+
+    global_batch: Positive
+    microbatch: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    optimizer: OptimizerEntry = field(default_factory=OptimizerEntry)
+    precision: Annotated[str, WithJsonSchema({"enum": list(PRECISIONS)})] = DEFAULT_PRECISION
+    seed: Seed = 0
+    clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    noise_scale: bool = False
+    data: DataEntry | str | None = None
+
+
+def read_training(part: Part) -> Training:
+    """Return the training that a part of a scenario describes; raise an InputError for the first mistake."""
+    entry = part.parse(TrainingEntry)
+    find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
+    try:
+        schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
+    except InputError as error:
+        raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
+    optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
+    data = None if entry.data is None else read_data(part.inner("data"))
+    return Training(**{**asdict(entry), "optimizer": optimizer, "data": data})
+
+
+def read_data(part: Part) -> TrainingData:
+    """Return the training data that a part describes; the files themselves are not opened.
+
+    Raises:
+        InputError: The part does not describe exactly one form of data.
+    """
+    entry = part.parse(DataEntry)
+    given = {key: value for key, value in vars(entry).items() if value is not None}
+    forms = [form for form in _FORMS if form in given]
+    if len(forms) != 1:
+        raise InputError(
+            "the data needs one source", where=part.where(), valid=f"give one of {', '.join(map(repr, _FORMS))}"
+        )
+    (form,) = forms
+    needed, possible = _FORMS[form]
+    for key in needed:
+        if key not in given:
+            raise InputError(f"the key '{key}' is missing", where=part.where(), valid=f"add '{key}:' to '{form}'")
+    for key in given:
+        if key not in (form, "workers", *needed, *possible):
+            owner = next(other for other, keys in _FORMS.items() if key in (*keys[0], *keys[1]))
+            raise InputError(
+                f"'{key}' belongs to '{owner}'", where=part.where(key), valid=f"leave it out with '{form}'"
+            )
+    source = _source(entry, part)
+    return TrainingData(source, entry.workers if entry.workers is not None else int(form != "tokens"))
+
+
+def _source(entry: DataEntry, part: Part) -> DataSource:
+    if entry.tokens is not None:
+        assert entry.length is not None, "it was checked"
+        dtype = entry.dtype or TOKEN_TYPES[0]
+        find_by_name(dtype, dict.fromkeys(TOKEN_TYPES), "type of token numbers", where=part.where("dtype"))
+        return TokenFiles(part.path(entry.tokens).resolve(), entry.length, dtype)
+    if entry.dataset is not None:
+        return DatasetCode(part.path(entry.dataset).resolve(), entry.arguments or {})
+    assert entry.huggingface is not None, "it was checked"
+    assert entry.inputs is not None, "it was checked"
+    assert entry.targets is not None, "it was checked"
+    return SavedDataset(part.path(entry.huggingface).resolve(), entry.inputs, entry.targets)
