@@ -21,6 +21,9 @@ from executor.profiling.boundary_messages import Pauses
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import keep_freed_memory
 from executor.training.models.loading import load_with_sizes
+from planner.files.documents import Document
+from planner.files.parsing import Part
+from planner.files.training import read_data
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import RunError
@@ -36,6 +39,7 @@ class LoadConfig:
     Attributes:
         precision: One of `planner.scenario.training.PRECISIONS`.
         threads: Number of torch threads of each process.
+        data: Path of a file that names the data, as ``data`` of a scenario's ``training``; empty for the model's own.
     """
 
     path: str
@@ -44,6 +48,7 @@ class LoadConfig:
     optimizer: str
     precision: str
     threads: int
+    data: str = ""
 
 
 @contextmanager
@@ -95,7 +100,9 @@ def main(parent: str) -> None:
     config = LoadConfig(**json.loads(sys.stdin.read()))
     torch.set_num_threads(config.threads)
     training = Training(max(config.samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
-    loaded = load_with_sizes(ModelCode(Path(config.path), config.arguments), training.seed, training.precision)
+    named = read_data(Part(Document(Path(config.data)))) if config.data else None
+    code = ModelCode(Path(config.path), config.arguments)
+    loaded = load_with_sizes(code, training.seed, training.precision, named)
     print(_READY, flush=True)
     while True:
         for samples in config.samples:

@@ -20,8 +20,8 @@ from traces.common.errors import InputError, RopebridgeError
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "executor", "fidelity", "planner", "profile", "recovery", "report", "schedules"),
-    *("simulator", "sweep"),
+    *("accuracy", "adaptation", "data", "executor", "fidelity", "planner", "profile", "recovery", "report"),
+    *("schedules", "simulator", "sweep"),
 )
 SYSTEMS = ("asteroid", "cannikin", "cloudless", "deepcee")
 

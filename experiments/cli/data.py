@@ -119,13 +119,14 @@ def model(
     optimizer: Annotated[str, typer.Option(help="sgd, momentum or adamw.")] = "sgd",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
     split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
+    data: Annotated[Path | None, typer.Option(help="A YAML file with the value of 'training: {data: ...}'.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
     from experiments.profiles.model_config import ProfileConfig, check_config
 
     config = ProfileConfig(
-        code, arguments or [], kind, device.value, ranks, threads, samples, repeats, optimizer, precision, split
+        code, arguments or [], kind, device.value, ranks, threads, samples, repeats, optimizer, precision, split, data
     )
     check_config(config, output)
     from experiments.profiles.model import profile

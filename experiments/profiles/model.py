@@ -13,7 +13,7 @@ from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, cpu_name, is_kind, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
-from experiments.profiles.model_config import META, ProfileConfig, arguments_of, rising_numbers
+from experiments.profiles.model_config import META, ProfileConfig, arguments_of, named_data, rising_numbers
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
@@ -74,15 +74,23 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     device, kind = _device(config)
     code = ModelCode(config.code, arguments_of(config))
     precision = config.measured_precision or "fp32"
-    training = Training(max(samples), optimizer=Optimizer(config.optimizer), precision=precision)
+    training = Training(
+        max(samples), optimizer=Optimizer(config.optimizer), precision=precision, data=named_data(config)
+    )
     threads = config.threads or threads_of_a_rank(config.ranks)
     torch.set_num_threads(threads)
-    loaded = load_with_sizes(code, training.seed, training.precision)
+    loaded = load_with_sizes(code, training.seed, training.precision, training.data)
     refuse_another_model(output, config.code.stem, code, len(loaded.sizes), config.measured_precision)
     if config.device == META:
         return _count(loaded, code, training, output, as_json)
     beside = LoadConfig(
-        str(code.path.resolve()), dict(code.arguments), samples, config.optimizer, config.precision, threads
+        str(code.path.resolve()),
+        dict(code.arguments),
+        samples,
+        config.optimizer,
+        config.precision,
+        threads,
+        "" if config.data is None else str(config.data.resolve()),
     )
     # Background processes stand for the other ranks, which will compute on this machine at the same time.
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:

@@ -10,6 +10,10 @@ import yaml
 from executor.validate import check_precision
 from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
+from planner.files.documents import Document
+from planner.files.parsing import Part
+from planner.files.training import read_data
+from planner.scenario.data import TrainingData
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import OPTIMIZER_STATES
 from traces.common.errors import InputError, find_by_name
@@ -31,6 +35,7 @@ class ProfileConfig:
         threads: Number of CPU threads; 0 for a rank's share of the cores.
         samples: Microbatch sizes, separated by commas.
         split: Whether to measure the two parts of a split backward.
+        data: A YAML file that names the data, as ``data`` of a scenario's ``training``; None for the model's own data.
     """
 
     code: Path
@@ -44,6 +49,7 @@ class ProfileConfig:
     optimizer: str
     precision: str
     split: bool
+    data: Path | None = None
 
     @property
     def measured_precision(self) -> str | None:
@@ -67,6 +73,7 @@ def check_config(config: ProfileConfig, output: Path) -> None:
     arguments_of(config)
     find_by_name(config.optimizer, OPTIMIZER_STATES, "optimizer")
     check_precision(config.precision, "--precision")
+    named_data(config)
     if config.ranks > 1 and config.device != "cpu":
         where = f"--ranks {config.ranks} --device {config.device}"
         problem, advice = "only ranks on a CPU share their device", "leave --ranks out: each rank has a GPU of its own"
@@ -90,6 +97,11 @@ def rising_numbers(text: str, option: str, most: int = sys.maxsize) -> list[int]
         valid = f"give rising whole numbers{limit}, such as '1,2,4,8'"
         raise InputError(f"'{text}' is no list of rising numbers", where=option, valid=valid)
     return found
+
+
+def named_data(config: ProfileConfig) -> TrainingData | None:
+    """Return the data that the option ``--data`` names; raise `InputError` if its file is wrong."""
+    return None if config.data is None else read_data(Part(Document(config.data)))
 
 
 def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:

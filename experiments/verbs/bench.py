@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.wan.linux import read_tcp
+from experiments.benches.execution.data import measure_data
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.fidelity.fidelity import measure_fidelity
@@ -36,6 +37,7 @@ Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 BENCHES: Mapping[str, Bench] = {
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
+    "data": measure_data,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "planner": measure_planner,

@@ -218,7 +218,7 @@ class Linear:
         return torch.ones(len(indices), 8), torch.ones(len(indices), 8)
 
 
-LINEAR = LoadedModel(Linear(), (LayerSize(256, SampleShape((8,), torch.float32)),) * 2)
+LINEAR = LoadedModel(Linear(), (LayerSize(256, SampleShape((8,), torch.float32)),) * 2, Linear())
 
 
 def test_the_peak_of_a_linear_layer() -> None:
