@@ -101,14 +101,19 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
 
 def _inside(value: Any, location: Location) -> Location:
     """Return the part of a location that exists in ``value``, without the names of union members that pydantic adds."""
-    for depth, key in enumerate(location):
+    inside: list[int | str] = []
+    for depth, key in enumerate(location, start=1):
         if isinstance(value, dict):
+            # Only the last key can be missing; any other one that is missing is the name of a union's member.
+            if key not in value and depth < len(location):
+                continue
             value = value.get(key)
         elif isinstance(value, list) and isinstance(key, int):
             value = value[key] if key < len(value) else None
         else:
-            return location[:depth]
-    return location
+            break
+        inside.append(key)
+    return tuple(inside)
 
 
 def keys_at(kind: Any, location: Location) -> list[str]:

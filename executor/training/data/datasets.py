@@ -27,6 +27,7 @@ class IndexedSamples:
 
     def __init__(self, dataset: Any, place: Path, seed: int) -> None:
         self._dataset, self._place, self._seed = dataset, place, seed
+        self._batches = _Batches(place)
         if not hasattr(dataset, "__len__"):
             raise InputError(
                 "the data set has no '__len__'",
@@ -41,7 +42,8 @@ class IndexedSamples:
     def samples(self, first: int, count: int) -> Samples:
         """Return inputs and targets of the samples at positions ``first`` to ``first + count - 1``."""
         indices = shuffled(self._seed, first, count, self.size).tolist()
-        return _stacked([self._item(first + number, index) for number, index in enumerate(indices)], first, self._place)
+        items = [self._item(first + number, index) for number, index in enumerate(indices)]
+        return self._batches.stacked(items, first)
 
     def _item(self, position: int, index: int) -> Any:
         _seed_all(self._seed, position)
@@ -62,6 +64,7 @@ class StreamedSamples:
 
     def __init__(self, build: Callable[[], Any], place: Path, seed: int) -> None:
         self._build, self._place, self._seed = build, place, seed
+        self._batches = _Batches(place)
         self._dataset: Any = None
         self._iterator: Iterator[Any] | None = None
         self._position = 0
@@ -81,7 +84,7 @@ class StreamedSamples:
             self._start_before(first)
         while self._position < first:
             self._next()
-        return _stacked([self._next() for _ in range(count)], first, self._place)
+        return self._batches.stacked([self._next() for _ in range(count)], first)
 
     def _start_before(self, position: int) -> None:
         """Start at the last kept state up to a position, or else at the start."""
@@ -133,31 +136,39 @@ def _user_code(place: Path, failure: str) -> AbstractContextManager[None]:
     return user_code(place, failure, "correct the data set")
 
 
-def _stacked(items: Sequence[Any], first: int, place: Path) -> Samples:
-    """Return the inputs and the targets of items, each as one tensor; raise `InputError` if that cannot be."""
-    pairs = [_pair(item, first + number, place) for number, item in enumerate(items)]
-    try:
+class _Batches:
+    """Makes batches of items, whose inputs and targets must have the shapes of the first item that it has seen.
+
+    Args:
+        place: The data set's file or folder, for error messages.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._shapes: tuple[list[int], ...] = ()
+
+    def stacked(self, items: Sequence[Any], first: int) -> Samples:
+        """Return the inputs and the targets of the items from position ``first`` on, each as one tensor."""
+        pairs = [self._pair(item, first + number) for number, item in enumerate(items)]
         inputs, targets = (torch.stack(each) for each in zip(*pairs, strict=True))
-    except RuntimeError:
-        shapes = sorted({tuple(list(part.shape) for part in pair) for pair in pairs})
-        raise InputError(
-            f"samples have unequal shapes of inputs and targets: {shapes[0]} and {shapes[-1]}",
-            where=str(place),
-            valid="give all samples the same shapes, for example by padding",
-        ) from None
-    return inputs, targets
+        return inputs, targets
 
-
-def _pair(item: Any, position: int, place: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(item, tuple | list) and len(item) == 2:
+    def _pair(self, item: Any, position: int) -> Samples:
         try:
-            inputs, targets = map(torch.as_tensor, item)
-            return inputs, targets
+            inputs, targets = map(torch.as_tensor, item if isinstance(item, tuple | list) else ())
         except (TypeError, ValueError, RuntimeError):
-            pass
-    kinds = ", ".join(type(each).__name__ for each in item) if isinstance(item, tuple | list) else ""
-    raise InputError(
-        f"the sample at position {position} is a {type(item).__name__}{f' of {kinds}' if kinds else ''}",
-        where=str(place),
-        valid="give each sample as a pair (input, target) of tensors, arrays or numbers",
-    )
+            parts = f" of {', '.join(type(each).__name__ for each in item)}" if isinstance(item, tuple | list) else ""
+            raise InputError(
+                f"the sample at position {position} is a {type(item).__name__}{parts}",
+                where=str(self._place),
+                valid="give each sample as a pair (input, target) of tensors, arrays or numbers",
+            ) from None
+        shapes = (list(inputs.shape), list(targets.shape))
+        self._shapes = self._shapes or shapes
+        if shapes != self._shapes:
+            raise InputError(
+                f"input and target of the sample at position {position} have shapes {shapes[0]} and {shapes[1]}",
+                where=str(self._place),
+                valid=f"others have {self._shapes[0]} and {self._shapes[1]}: give all the same, for example by padding",
+            )
+        return inputs, targets

@@ -14,7 +14,10 @@ KEYS = [
     ("{tokens: t}", "training.data: the key 'length' is missing; add 'length:' to 'tokens'"),
     ("{huggingface: h, inputs: a}", "training.data: the key 'targets' is missing; add 'targets:' to 'huggingface'"),
     ("{dataset: d.py, length: 8}", "training.data.length: 'length' belongs to 'tokens'; leave it out with 'dataset'"),
-    ("{tokens: t, length: 8, dtype: int8}", "training.data.dtype: unknown type of token numbers 'int8'; valid: uint16"),
+    (
+        "{tokens: t, length: 8, dtype: int8}",
+        "training.data.dtype: unknown type of token numbers 'int8'; did you mean 'uint32'? valid: uint16",
+    ),
     ("{tokens: t, length: 0}", "training.data.length: 0 is not valid"),
     ("{tokens: t, length: 8, workers: -1}", "training.data.workers: -1 is not valid"),
     ("{token: t, length: 8}", "training.data.token: unknown key 'token'; did you mean 'tokens'"),
@@ -133,7 +136,10 @@ def test_data_that_cannot_be_read(write: Callable[[Path], str], message: str, tm
 
 
 def test_samples_of_unequal_shapes_end_the_run(tmp_path: Path) -> None:
-    text = "def build(): return [(torch.zeros(16 + n // 2, dtype=int), torch.zeros(16, dtype=int)) for n in range(4)]"
+    text = STREAM.replace("ITEMS", "[(torch.zeros(n, dtype=int), torch.zeros(16, dtype=int)) for n in (16, 16, 17)]")
     done = ropebridge("run", write_scenario(tmp_path, code(text)(tmp_path)), "--on-this-device", "--steps", 3)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "samples have unequal shapes of inputs and targets: ([16], [16]) and ([17], [16])" in done.stderr
+    assert (
+        "input and target of the sample at position 2 have shapes [17] and [16]; others have [16] and [16]"
+        in done.stderr
+    )
