@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from executor.profiling.layer_memory import activations_bytes, stage_peak_bytes
+from executor.profiling.layer_memory import activations_bytes, layer_memory, stage_peak_bytes
 from executor.profiling.layer_times import LayerTimes, PassOverhead, measure_layers, measure_overhead
 from executor.training.data.order import DataOrder
 from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel, load_model, user_code
+from planner.scenario.profile import PassMemory
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
@@ -37,8 +38,9 @@ class LayerCosts:
 
     Attributes:
         name: Index and class of the layer.
-        activation_bytes: Bytes that autograd saves per sample from forward to backward.
+        activation_bytes: Bytes that autograd saves per sample from forward to backward, without the output.
         peak_bytes: Peak memory of forward and backward of the largest microbatch, without parameters.
+        memory: What is held beside the activations.
         times: The times by microbatch size.
     """
 
@@ -47,6 +49,7 @@ class LayerCosts:
     output_bytes: int
     activation_bytes: int
     peak_bytes: int
+    memory: PassMemory
     times: Mapping[int, MicrobatchTimes]
 
 
@@ -106,6 +109,7 @@ def profile_model(
     activations = activations_bytes(loaded, training)
     layers = range(len(loaded.sizes))
     peaks = [stage_peak_bytes(loaded, [layer], samples[-1], training, device) for layer in layers]
+    memory = [layer_memory(loaded, layer, activations[layer], training, device) for layer in layers]
     whole_peak = stage_peak_bytes(loaded, layers, samples[-1], training, device)
     # Several rounds, since the speed of a machine changes with time.
     rounds: list[dict[int, list[LayerTimes]]] = []
@@ -124,8 +128,9 @@ def profile_model(
             _layer_name(loaded, layer),
             loaded.sizes[layer].parameter_bytes,
             loaded.sizes[layer].output.size_bytes,
-            activations[layer],
+            activations[layer].activation,
             peaks[layer],
+            memory[layer],
             {count: _times([each[count][layer] for each in rounds], overheads) for count in samples},
         )
         for layer in layers
@@ -152,7 +157,11 @@ def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequ
     activations = activations_bytes(loaded, training)
     return [
         LayerWork(
-            _layer_name(loaded, index), flop[index], size.parameter_bytes, size.output.size_bytes, activations[index]
+            _layer_name(loaded, index),
+            flop[index],
+            size.parameter_bytes,
+            size.output.size_bytes,
+            activations[index].activation,
         )
         for index, size in enumerate(loaded.sizes)
     ]

@@ -159,7 +159,7 @@ def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
     )
     update_s = _rounded(next(iter(times)).update_s.median)
     sizes = (costs.parameter_bytes, costs.output_bytes, costs.activation_bytes)
-    return LayerProfile(costs.name, *sizes, {kind: table}, {kind: update_s})
+    return LayerProfile(costs.name, *sizes, {kind: table}, {kind: update_s}, memory=costs.memory)
 
 
 def _rounded(seconds: float) -> float:

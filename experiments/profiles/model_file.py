@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from planner.files.documents import Document
-from planner.scenario.profile import LayerProfile, TimeTable
+from planner.scenario.profile import LayerProfile, PassMemory, TimeTable
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import Sharding
@@ -113,7 +113,18 @@ def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
         forward = _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
         fixed = {"fixed": f"{layer.fixed_bytes} B"} if layer.fixed_bytes else {}
         return entry | {"forward": forward, **fixed, **_shard(layer.sharding)}
-    return entry | {"times": {kind: _times(table, layer.update_s.get(kind)) for kind, table in layer.times.items()}}
+    return (
+        entry
+        | _memory(layer.memory)
+        | {"times": {kind: _times(table, layer.update_s.get(kind)) for kind, table in layer.times.items()}}
+    )
+
+
+def _memory(memory: PassMemory | None) -> dict[str, Any]:
+    if memory is None:
+        return {}
+    sizes = {"output": memory.output_bytes, "fixed": memory.fixed_bytes, "sample": memory.sample_bytes}
+    return {"memory": {key: f"{size} B" for key, size in sizes.items() if size}}
 
 
 def _shard(sharding: Sharding | None) -> dict[str, Any]:

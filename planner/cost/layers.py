@@ -103,17 +103,21 @@ def range_memory(
     """
     layers = scenario.model.at_degree(degree).layers
     _, states, activations = (each[None, :] - each[:, None] for each in _layer_bytes(scenario, degree))
-    own = np.array([layer.activation_bytes for layer in layers], np.float64)
-    largest = np.zeros_like(states)
+    outputs = np.array([0.0, *(layer.saved_output_bytes for layer in layers)])
+    activations = activations + outputs[None, :]
+    effects = scenario.effects.memory
+    # The workspace of a layer, and all that is saved until its backward has ended.
+    until = samples * running_sums(layer.activation_bytes for layer in layers)
+    during = np.array([layer.workspace_bytes(samples, effects.workspace_share) for layer in layers]) + until[1:]
+    workspace = np.zeros_like(states)
     for first in range(len(layers)):
-        largest[first, first + 1 :] = np.maximum.accumulate(own[first:])
+        beside = np.maximum.accumulate(during[first:]) - until[first + 1 :] - samples * outputs[first + 1 :]
+        workspace[first, first + 1 :] = np.maximum(0.0, beside)
     saved = activations
     if recompute:
         inputs = [0.0, *(layer.output_bytes for layer in scenario.model.layers)]
         saved = np.broadcast_to(np.array(inputs)[:, None], states.shape)
-    effects = scenario.effects.memory
-    workspace = np.round(effects.workspace_share * samples * largest)
-    resident = effects.framework_bytes + states + workspace + samples * np.maximum(0.0, activations - saved)
+    resident = effects.framework_bytes + states + np.round(workspace) + samples * np.maximum(0.0, activations - saved)
     return np.triu(resident, 1), np.triu(samples * saved, 1)
 
 

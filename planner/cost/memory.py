@@ -3,13 +3,18 @@
     peak = framework
          + (8 + 4 * values of the optimizer per parameter + copy) * number of parameters
          + in flight * samples * activations of the stage's layers
-         + workspace share * samples * activations of its largest layer
+         + workspace
 
 All terms are bytes. The second term is for parameters, gradients and optimizer state, which are float32, and for a copy
 of the parameters in half precision (`bytes_per_parameter`). The third term is for the
-microbatches in flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first and
-the last term are `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of
-actions instead.
+microbatches in flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first
+term is of `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions
+instead.
+
+The workspace of a layer is what its passes hold only while they run, as measured or as a share of the activations that
+it saves (`MemoryEffects`). A backward frees activations from the last layer on, so that the last term is::
+
+    the most over the stage's layers k of: workspace of k - samples * activations of the layers after k
 
 A stage that recomputes saves only its input for each microbatch in flight, and holds all activations of one microbatch
 while its backward runs. Its third term is::
@@ -22,6 +27,7 @@ a stage holds for one layer at a time is not counted.
 """
 
 from bisect import bisect_right
+from functools import lru_cache
 from math import inf
 
 from planner.plan.plan import Stage
@@ -61,9 +67,15 @@ def recomputed_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:
 
 
 def workspace_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int = 1) -> int:
-    """Return the bytes that the backward of the stage's largest layer holds on a device while the backward runs."""
-    largest = scenario.model.at_degree(degree).largest_activation_bytes(stage.first_layer, stage.end_layer)
-    return round(scenario.effects.memory.workspace_share * samples * largest)
+    """Return the bytes that a backward of ``samples`` holds on a device beside all activations while it runs."""
+    return _workspace_bytes(scenario, stage.first_layer, stage.end_layer, samples, degree)
+
+
+# Cached, because searches ask for the same ranges many times.
+@lru_cache(maxsize=65536)
+def _workspace_bytes(scenario: Scenario, first_layer: int, end_layer: int, samples: int, degree: int) -> int:
+    share = scenario.effects.memory.workspace_share
+    return round(scenario.model.at_degree(degree).workspace_bytes(first_layer, end_layer, samples, share))
 
 
 def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int, degree: int = 1) -> int:

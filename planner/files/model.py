@@ -11,7 +11,7 @@ from planner.files.importers.huggingface import read_huggingface
 from planner.files.importers.sailor import read_sailor
 from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
-from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, TimeTable
+from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, PassMemory, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
 from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
@@ -58,6 +58,21 @@ class ShardEntry:
 
 
 @file_entry
+class MemoryEntry:
+    """Measured memory of a layer's passes beside its saved activations.
+
+    Attributes:
+        output: Bytes of a sample's output if the layer itself saves it; they count at the end of a stage.
+        fixed: Bytes that a pass holds while it runs, whatever its samples.
+        sample: Bytes that a pass holds while it runs, for each sample.
+    """
+
+    output: Bytes = 0
+    fixed: Bytes = 0
+    sample: Bytes = 0
+
+
+@file_entry
 class LayerEntry:
     """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind.
 
@@ -65,6 +80,7 @@ class LayerEntry:
         fixed: The part of ``activation`` that half precision does not make smaller.
         shard: How the devices of a host can divide the layer by tensor parallelism: ``column``, ``row``, ``heads``,
             ``block`` or ``vocabulary``, or in numbers. Without it, the layer is replicated on all of them.
+        memory: Measured memory of the passes; without it, ``workspace_share`` of the scenario's effects.
     """
 
     name: Name
@@ -76,6 +92,7 @@ class LayerEntry:
     times: dict[str, TimesEntry] | None = None
     fixed: Bytes = 0
     shard: Annotated[str, WithJsonSchema({"enum": list(SHARDINGS)})] | ShardEntry | None = None
+    memory: MemoryEntry | None = None
 
 
 @file_entry
@@ -220,6 +237,8 @@ def _repeated(entry: LayerEntry, where: str, input_bytes: int) -> Sequence[Layer
     other: LayerProfile | LayerWork
     try:
         if entry.forward is not None:
+            if entry.memory is not None:
+                raise InputError("memory is measured with times", "memory", "remove it, or give 'times'")
             work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed)
             # From the second of equal layers on, the input is the output of another one.
             first, other = (replace(work, sharding=_sharding(entry, size)) for size in (input_bytes, entry.output))
@@ -241,7 +260,9 @@ def _measured(entry: LayerEntry) -> LayerProfile:
         for kind, times in entry.times.items()
     }
     updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
-    return LayerProfile(entry.name, entry.parameters, entry.output, entry.activation, tables, updates)
+    measured = entry.memory
+    memory = None if measured is None else PassMemory(measured.output, measured.fixed, measured.sample)
+    return LayerProfile(entry.name, entry.parameters, entry.output, entry.activation, tables, updates, memory=memory)
 
 
 def _sharding(entry: LayerEntry, input_bytes: int) -> Sharding | None:

@@ -111,6 +111,22 @@ class GroupSums:
 NO_SUMS = GroupSums()
 
 
+@dataclass(frozen=True, slots=True)
+class PassMemory:
+    """Measured memory of a layer's forward and backward beside the activations that it saves.
+
+    Attributes:
+        output_bytes: Bytes of the layer's output for one sample if the layer itself saves it, else 0. They count only
+            at the end of a stage, since elsewhere the output is counted as the next layer's input.
+        fixed_bytes: Bytes that are held only while a pass runs, whatever its samples, such as a weight's gradient.
+        sample_bytes: Bytes that are held only while a pass runs, for each sample.
+    """
+
+    output_bytes: int = 0
+    fixed_bytes: int = 0
+    sample_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class LayerProfile:
     """One layer of a model.
@@ -123,6 +139,7 @@ class LayerProfile:
         forward_sums: Sums over the tensor-parallel group in the forward, whose time ``times`` does not include; none if
             the layer is not sharded, or if its times were measured in a group.
         backward_sums: The same of the input gradient.
+        memory: Measured memory of its passes; None if only ``activation_bytes`` is known.
     """
 
     name: str
@@ -133,6 +150,21 @@ class LayerProfile:
     update_s: Mapping[str, float] = field(default_factory=dict)
     forward_sums: GroupSums = NO_SUMS
     backward_sums: GroupSums = NO_SUMS
+    memory: PassMemory | None = None
+
+    @property
+    def saved_output_bytes(self) -> int:
+        """Bytes of the output for one sample that the layer itself saves."""
+        return 0 if self.memory is None else self.memory.output_bytes
+
+    def workspace_bytes(self, samples: int, share: float) -> float:
+        """Return the bytes that are held only while a pass of the layer runs.
+
+        If they were not measured, they are ``share`` of the activations that the layer saves.
+        """
+        if self.memory is None:
+            return share * samples * self.activation_bytes
+        return self.memory.fixed_bytes + samples * self.memory.sample_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +220,23 @@ class ModelProfile:
         return sum(layer.parameter_bytes for layer in self.layers[start:stop])
 
     def activation_bytes(self, start: int, stop: int) -> int:
-        """Return the bytes that layers ``start`` to ``stop - 1`` save for one sample until its backward."""
-        return sum(layer.activation_bytes for layer in self.layers[start:stop])
+        """Return the bytes that a stage of layers ``start`` to ``stop - 1`` saves for one sample until its backward."""
+        layers = self.layers[start:stop]
+        return sum(layer.activation_bytes for layer in layers) + sum(each.saved_output_bytes for each in layers[-1:])
 
-    def largest_activation_bytes(self, start: int, stop: int) -> int:
-        """Return the most bytes that any one of layers ``start`` to ``stop - 1`` saves for one sample."""
-        return max((layer.activation_bytes for layer in self.layers[start:stop]), default=0)
+    def workspace_bytes(self, start: int, stop: int, samples: int, share: float) -> float:
+        """Return the most bytes that a stage of layers ``start`` to ``stop - 1`` holds beside all that it saves.
+
+        The backward of a layer runs when the activations of the later layers are freed, so that the workspace of an
+        early layer adds nothing to the peak unless it is larger than they are. ``share`` is that of
+        `LayerProfile.workspace_bytes`.
+        """
+        layers = self.layers[start:stop]
+        freed_bytes, most_bytes = samples * sum(each.saved_output_bytes for each in layers[-1:]), 0.0
+        for layer in reversed(layers):
+            most_bytes = max(most_bytes, layer.workspace_bytes(samples, share) - freed_bytes)
+            freed_bytes += samples * layer.activation_bytes
+        return most_bytes
 
 
 @lru_cache(maxsize=65536)

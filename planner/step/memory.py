@@ -50,10 +50,10 @@ def memory_use(plan: Plan, scenario: Scenario, effects: MemoryEffects | None = N
     kind, stage = step.actions.kind, _stage_numbers(step, plan)
     samples = (step.actions.stop_sample - step.actions.start_sample).astype(np.float64)
     own = kind <= BACKWARD_WEIGHT
-    saved, recomputed, largest = np.where(own, samples, 0.0) * each[:, step.actions.actor, np.where(own, stage, 0)]
+    saved, recomputed = np.where(own, samples, 0.0) * each[:, step.actions.actor, np.where(own, stage, 0)]
     whole, backward = kind == BACKWARD, (kind == BACKWARD) | (kind == BACKWARD_INPUT)
     returned = np.where(whole, saved, np.where(kind == BACKWARD_WEIGHT, saved + recomputed, 0.0))
-    workspace = effects.workspace_share * largest + np.where(whole, recomputed, 0.0)
+    workspace = _workspaces(step, plan, scenario, effects) + np.where(whole, recomputed, 0.0)
     return MemoryUse(
         step=step,
         taken=np.where(kind == FORWARD, saved, np.where(kind == BACKWARD_INPUT, recomputed, 0.0)),
@@ -80,13 +80,33 @@ def _stage_numbers(step: CompiledStep, plan: Plan) -> np.ndarray[tuple[int], np.
     return np.asarray(step.actions.stage + first_stage[step.actions.pipeline], np.int64)
 
 
-def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats]:
-    """Return bytes per sample, [3, actors, stages of all pipelines], and bytes of states, [actors].
+def _workspaces(step: CompiledStep, plan: Plan, scenario: Scenario, effects: MemoryEffects) -> Floats:
+    """Return the bytes that each backward holds beside all activations of its stage; 0 for other actions, [actions]."""
+    kind, found = step.actions.kind, np.zeros(len(step.actions.kind))
+    degrees = {replica.device: replica.tensor_parallel for replica in plan.replicas}
+    rows = np.flatnonzero((kind == BACKWARD) | (kind == BACKWARD_INPUT))
+    samples = (step.actions.stop_sample - step.actions.start_sample)[rows]
+    columns = (step.actions.actor[rows], _stage_numbers(step, plan)[rows], samples)
+    cases, which = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    sizes = np.array(
+        [
+            scenario.model.at_degree(degrees[step.actors[actor]]).workspace_bytes(
+                plan.stages[stage].first_layer, plan.stages[stage].end_layer, count, effects.workspace_share
+            )
+            for actor, stage, count in cases.T.tolist()
+        ]
+    )
+    found[rows] = sizes[which.reshape(-1)]
+    return found
 
-    Rows of the first: saved, recomputed, largest layer's activations.
+
+def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Floats, Floats]:
+    """Return bytes per sample, [2, actors, stages of all pipelines], and bytes of states, [actors].
+
+    Rows of the first: saved, recomputed.
     """
     number = {name: actor for actor, name in enumerate(step.actors)}
-    each = np.zeros((3, len(number), len(plan.stages)))
+    each = np.zeros((2, len(number), len(plan.stages)))
     resident = np.zeros(len(number))
     for index, stage in enumerate(plan.stages):
         first, end = stage.first_layer, stage.end_layer
@@ -94,6 +114,5 @@ def _stage_bytes(step: CompiledStep, plan: Plan, scenario: Scenario) -> tuple[Fl
             actor, degree = number[replica.device], replica.tensor_parallel
             each[0, actor, index] = saved_activation_bytes(scenario, stage, degree)
             each[1, actor, index] = recomputed_bytes(scenario, stage, degree)
-            each[2, actor, index] = scenario.model.at_degree(degree).largest_activation_bytes(first, end)
             resident[actor] += state_bytes(scenario, first, end, degree)
     return each, resident

@@ -1,12 +1,16 @@
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from planner.cost.layers import range_memory
 from planner.cost.memory import needed_bytes, state_bytes
 from planner.plan.actions import parse_action
-from planner.plan.plan import EXPLICIT, Replica
+from planner.plan.plan import EXPLICIT, Replica, Stage
 from planner.scenario.effects import MemoryEffects
-from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.profile import LayerProfile, ModelProfile, PassMemory, TimeTable
 from planner.scenario.training import Optimizer
 from planner.step.memory import peak_bytes
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
@@ -84,3 +88,30 @@ def test_the_largest_layer_makes_the_workspace(share: float) -> None:
     scenario = replace(scenario, model=ModelProfile("chain", (*scenario.model.layers, large)))
     plan = chain_plan(scenario, bounds=(0, 2))
     assert peak_bytes(plan, scenario, MemoryEffects(0, share)) == {"device-0": 50 + share * 40}
+
+
+LAYER_BYTES = st.tuples(*[st.integers(0, 50)] * 4)
+
+
+@given(st.lists(LAYER_BYTES, min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 3))
+def test_the_peak_is_that_of_layers_that_free_their_activations_one_by_one(
+    sizes: list[tuple[int, int, int, int]], samples: int, in_flight: int
+) -> None:
+    base = chain_scenario([1.0], [1.0], parameter_bytes=0)
+    layers = tuple(
+        replace(base.model.layers[0], activation_bytes=saved, memory=PassMemory(output, fixed, sample))
+        for saved, output, fixed, sample in sizes
+    )
+    scenario = replace(base, model=ModelProfile("chain", layers))
+    resident, saved_bytes = range_memory(scenario, samples)
+    for first, end in combinations(range(len(layers) + 1), 2):
+        stage, own = Stage(first, end, (Replica("device-0"),), in_flight), sizes[first:end]
+        # All of the microbatches in flight, and then one layer of the last one after the other.
+        microbatch = samples * (sum(each[0] for each in own) + own[-1][1])
+        live = [in_flight * microbatch]
+        for count in range(1, len(own) + 1):
+            fixed, sample = own[count - 1][2:]
+            kept = samples * sum(each[0] for each in own[:count])
+            live.append((in_flight - 1) * microbatch + kept + fixed + samples * sample)
+        assert needed_bytes(scenario, stage, samples, in_flight) == max(live)
+        assert resident[first, end] + in_flight * saved_bytes[first, end] == max(live)
