@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 
@@ -17,6 +17,8 @@ from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
 from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.errors import InputError, find_by_name
+
+_Named = Annotated[str, WithJsonSchema({"enum": list(SHARDINGS)})]
 
 
 @file_entry
@@ -43,16 +45,20 @@ class ShardEntry:
     """How a tensor-parallel group divides a layer, in numbers.
 
     Attributes:
+        like: One of the named divisions, which then gives ``activation``, ``fixed``, ``forward`` and ``backward``.
         parts: The number of devices must divide this number; 0 for any number of devices.
         parameters: Parameters that are replicated on every device.
         activation: Saved activations of a sample that are replicated on every device.
+        fixed: The part of ``activation`` that half precision does not make smaller.
         forward: Sums over the group in the forward; none if absent.
         backward: Sums over the group in the input gradient; none if absent.
     """
 
+    like: _Named | None = None
     parts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     parameters: Bytes = 0
     activation: Bytes = 0
+    fixed: Bytes = 0
     forward: SumsEntry | None = None
     backward: SumsEntry | None = None
 
@@ -91,7 +97,7 @@ class LayerEntry:
     forward: Flop | None = None
     times: dict[str, TimesEntry] | None = None
     fixed: Bytes = 0
-    shard: Annotated[str, WithJsonSchema({"enum": list(SHARDINGS)})] | ShardEntry | None = None
+    shard: _Named | ShardEntry | None = None
     memory: MemoryEntry | None = None
 
 
@@ -222,33 +228,48 @@ def _layers(entries: Sequence[LayerEntry], part: Part) -> list[_Layer]:
     layers: list[_Layer] = []
     input_bytes = 0
     for index, entry in enumerate(entries):
-        where = part.where("layers", index)
-        layers += [(layer, where) for layer in _repeated(entry, where, input_bytes)]
+        where, last = part.where("layers", index), len(entries) - 1
+        # From the second of equal layers on, the input is the output of another one.
+        places = [
+            _Place(
+                entry.output if number else input_bytes,
+                index == number == 0,
+                (index, number) == (last, entry.repeat - 1),
+            )
+            for number in range(entry.repeat)
+        ]
+        layers += [(layer, where) for layer in _repeated(entry, where, places)]
         input_bytes = entry.output
     return layers
 
 
-def _repeated(entry: LayerEntry, where: str, input_bytes: int) -> Sequence[LayerProfile | LayerWork]:
-    """Return the layer of an entry as often as it says; ``input_bytes`` is the size of its input for one sample."""
+class _Place(NamedTuple):
+    """The place of a layer in the model; ``input_bytes`` is the size of its input for one sample."""
+
+    input_bytes: int
+    is_first: bool
+    is_last: bool
+
+
+def _repeated(entry: LayerEntry, where: str, places: Sequence[_Place]) -> Sequence[LayerProfile | LayerWork]:
+    """Return the layer of an entry at each of its places."""
     if (entry.forward is None) == (entry.times is None):
         raise InputError("the layer needs its compute", where=where, valid="give one of 'forward' and 'times'")
     sizes = (entry.parameters, entry.output, entry.activation)
-    first: LayerProfile | LayerWork
-    other: LayerProfile | LayerWork
+    layers: list[LayerProfile | LayerWork]
     try:
         if entry.forward is not None:
             if entry.memory is not None:
                 raise InputError("memory is measured with times", "memory", "remove it, or give 'times'")
             work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed)
-            # From the second of equal layers on, the input is the output of another one.
-            first, other = (replace(work, sharding=_sharding(entry, size)) for size in (input_bytes, entry.output))
+            layers = [replace(work, sharding=_sharding(entry, place)) for place in places]
         else:
-            first = other = _measured(entry)
+            layers = [_measured(entry)] * len(places)
     except InputError as error:
         raise error.within(where) from None
-    if entry.repeat == 1:
-        return [first]
-    return [replace(first if number == 0 else other, name=f"{entry.name}-{number}") for number in range(entry.repeat)]
+    if len(layers) == 1:
+        return layers
+    return [replace(layer, name=f"{entry.name}-{number}") for number, layer in enumerate(layers)]
 
 
 def _measured(entry: LayerEntry) -> LayerProfile:
@@ -265,14 +286,34 @@ def _measured(entry: LayerEntry) -> LayerProfile:
     return LayerProfile(entry.name, entry.parameters, entry.output, entry.activation, tables, updates, memory=memory)
 
 
-def _sharding(entry: LayerEntry, input_bytes: int) -> Sharding | None:
+def _sharding(entry: LayerEntry, place: _Place) -> Sharding | None:
     shard = entry.shard
     if shard is None:
         return None
     if isinstance(shard, str):
-        find_by_name(shard, dict.fromkeys(SHARDINGS), "sharding", where="shard")
-        return named_sharding(shard, input_bytes, entry.output, entry.activation, is_first=not input_bytes)
+        shard = ShardEntry(like=shard)
+        where = "shard"
+    else:
+        where = "shard.like"
+    if shard.like is not None:
+        find_by_name(shard.like, dict.fromkeys(SHARDINGS), "sharding", where=where)
+        if (shard.activation, shard.fixed, shard.forward, shard.backward) != (0, 0, None, None):
+            valid = "give only 'parts' and 'parameters' beside 'like'"
+            raise InputError("a named division gives the activations and sums itself", "shard", valid)
+        if shard.like == "vocabulary" and not (place.is_first or place.is_last):
+            valid = "choose another division: only the first and the last layer have one"
+            raise InputError("a layer in the middle of the model has no vocabulary", where, valid)
+        return named_sharding(
+            shard.like,
+            place.input_bytes,
+            entry.output,
+            entry.activation,
+            parts=shard.parts,
+            is_first=place.is_first,
+            parameter_bytes=shard.parameters,
+            fixed_bytes=entry.fixed,
+        )
     forward, backward = (
         NO_SUMS if sums is None else GroupSums(sums.count, sums.bytes) for sums in (shard.forward, shard.backward)
     )
-    return Sharding(shard.parts, shard.parameters, shard.activation, forward, backward)
+    return Sharding(shard.parts, shard.parameters, shard.activation, forward, backward, shard.fixed)

@@ -37,6 +37,7 @@ def file_entry(kind: type[Data]) -> type[Data]:
 
 
 _UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
+_MISSING = ("missing", "missing_argument")
 
 
 def parse(kind: type[Data], document: Document, value: Any, location: Location = ()) -> Data:
@@ -83,8 +84,12 @@ def reported(convert: Any) -> Any:
 
 def _first_error(error: ValidationError, kind: type, document: Document, value: Any, location: Location) -> InputError:
     # An unknown key is reported before a missing one, because a misspelt key causes both.
-    details = min(error.errors(include_url=False), key=lambda each: each["type"] not in _UNKNOWN_KEY)
-    inner = _inside(value, details["loc"])
+    found = [(each, _inside(value, each["loc"], each["type"])) for each in error.errors(include_url=False)]
+    details, inner = min(found, key=lambda each: each[0]["type"] not in _UNKNOWN_KEY)
+    # A value that is no member of a union has an error for each: the one that is furthest inside is the mistake.
+    within = [each for each in found if each[1][: len(inner)] == inner]
+    if details["type"] not in _UNKNOWN_KEY:
+        details, inner = max(within, key=lambda each: len(each[1]))
     where = document.where((*location, *inner))
     if details["type"] in _UNKNOWN_KEY:
         name = str(inner[-1])
@@ -92,28 +97,32 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
     if details["type"] == "input":
         context = details["ctx"]
         return InputError(context["problem"], where=where, valid=context["valid"])
-    if details["type"] in ("missing", "missing_argument"):
+    if details["type"] in _MISSING:
         return InputError(f"the key '{inner[-1]}' is missing", where=where, valid=f"add '{inner[-1]}:' there")
     text = repr(details["input"])
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     return InputError(f"{shown} is not valid", where=where, valid=details["msg"][0].lower() + details["msg"][1:])
 
 
-def _inside(value: Any, location: Location) -> Location:
-    """Return the part of a location that exists in ``value``, without the names of union members that pydantic adds."""
-    inside: list[int | str] = []
-    for depth, key in enumerate(location, start=1):
-        if isinstance(value, dict):
-            # Only the last key can be missing; any other one that is missing is the name of a union's member.
-            if key not in value and depth < len(location):
-                continue
-            value = value.get(key)
-        elif isinstance(value, list) and isinstance(key, int):
-            value = value[key] if key < len(value) else None
-        else:
-            break
-        inside.append(key)
-    return tuple(inside)
+def _inside(value: Any, location: Location, kind: str) -> Location:
+    """Return a location without the names of union members that pydantic adds.
+
+    Only the last key of an error of the ``kind`` that tells of a missing key need not exist in ``value``.
+    """
+    inner: list[int | str] = []
+    for depth, key in enumerate(location):
+        if _has(value, key):
+            value = value[key]
+        elif not (isinstance(value, dict) and kind in _MISSING and depth == len(location) - 1):
+            continue
+        inner.append(key)
+    return tuple(inner)
+
+
+def _has(value: Any, key: int | str) -> bool:
+    if isinstance(value, list):
+        return isinstance(key, int) and key < len(value)
+    return isinstance(value, dict) and key in value
 
 
 def keys_at(kind: Any, location: Location) -> list[str]:

@@ -115,7 +115,7 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
         backward_weight_flop=part(work.backward_weight_flop),
         parameter_bytes=shard(work.parameter_bytes, sharding.replicated_parameter_bytes),
         activation_bytes=shard(work.activation_bytes, sharding.replicated_activation_bytes),
-        fixed_bytes=work.fixed_bytes // degree,
+        fixed_bytes=shard(work.fixed_bytes, sharding.replicated_fixed_bytes),
     )
 
 

@@ -13,6 +13,7 @@ A stage may end at any layer, so that each layer takes its full input, and leave
 Sources: sections 3 of the paper; an all-gather moves half of the bytes of an all-reduce.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -31,6 +32,7 @@ class Sharding:
         replicated_activation_bytes: Bytes of the saved activations of a sample that every device holds in full.
         forward_sums: Sums over the group in the forward.
         backward_sums: Sums over the group in the input gradient.
+        replicated_fixed_bytes: The part of ``replicated_activation_bytes`` that is the same in every precision.
     """
 
     parts: int
@@ -38,10 +40,19 @@ class Sharding:
     replicated_activation_bytes: int
     forward_sums: GroupSums
     backward_sums: GroupSums
+    replicated_fixed_bytes: int = 0
 
 
 def named_sharding(
-    name: str, input_bytes: int, output_bytes: int, activation_bytes: int, *, parts: int = 0, is_first: bool = False
+    name: str,
+    input_bytes: int,
+    output_bytes: int,
+    activation_bytes: int,
+    *,
+    parts: int = 0,
+    is_first: bool = False,
+    parameter_bytes: int = 0,
+    fixed_bytes: int = 0,
 ) -> Sharding:
     """Return the sharding of one of `SHARDINGS` for a layer that is known by its sizes only.
 
@@ -55,30 +66,31 @@ def named_sharding(
         activation_bytes: Bytes that the layer saves for one sample.
         parts: As in `Sharding`.
         is_first: Whether the layer is the first of the model, whose input has no gradient.
+        parameter_bytes: Bytes of the parameters that every device holds.
+        fixed_bytes: The part of ``activation_bytes`` that is the same in every precision.
     """
+    if name == "vocabulary" and is_first:
+        # Every device saves all tokens.
+        return Sharding(parts, parameter_bytes, activation_bytes, GroupSums(1, output_bytes), NO_SUMS, fixed_bytes)
     summed = GroupSums(1, output_bytes)
     to_input = NO_SUMS if is_first else GroupSums(1, input_bytes)
     forward, backward, replicated_bytes = _PASSES[name](summed, to_input)
-    return Sharding(parts, 0, min(activation_bytes, replicated_bytes), forward, backward)
+    return Sharding(parts, parameter_bytes, min(activation_bytes, replicated_bytes), forward, backward)
 
 
 def _half(sums: GroupSums) -> GroupSums:
     return GroupSums(sums.count, sums.sample_bytes // 2)
 
 
-def _vocabulary(summed: GroupSums, to_input: GroupSums) -> tuple[GroupSums, GroupSums, int]:
-    # Without a gradient of the input, this is the table of the first layer.
-    return (NO_SUMS, to_input, 2 * to_input.sample_bytes) if to_input.count else (summed, NO_SUMS, 0)
-
-
 # Each returns the forward's sums, the backward's, and the bytes of activations that every device holds in full, from an
 # all-reduce of the outputs and one of the input's gradient.
-_PASSES = MappingProxyType(
+_PASSES: Mapping[str, Callable[[GroupSums, GroupSums], tuple[GroupSums, GroupSums, int]]] = MappingProxyType(
     {
         "column": lambda out, into: (_half(out), into, into.sample_bytes),
         "row": lambda out, into: (out, _half(into), 0),
         "heads": lambda out, into: (out, into, 2 * into.sample_bytes),
         "block": lambda out, into: (out + out, into + into, 2 * (into.sample_bytes + out.sample_bytes)),
-        "vocabulary": _vocabulary,
+        # The matrix of the last layer.
+        "vocabulary": lambda out, into: (NO_SUMS, into, 2 * into.sample_bytes),
     }
 )

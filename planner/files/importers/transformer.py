@@ -150,9 +150,10 @@ class TransformerShape:
             sharding=Sharding(
                 0,
                 _NUMBER_BYTES * (self._head - self._table - (self.vocabulary if self.head_bias else 0)),
-                bytes_ * 2 * self.width,
+                bytes_ * 2 * self.width + tokens * _TOKEN_BYTES,
                 NO_SUMS,
                 GroupSums(1, between),
+                tokens * _TOKEN_BYTES,
             ),
         )
         embedding = LayerWork(
@@ -168,6 +169,7 @@ class TransformerShape:
                 tokens * _TOKEN_BYTES,
                 GroupSums(1, between),
                 NO_SUMS,
+                tokens * _TOKEN_BYTES,
             ),
         )
         return [embedding, *[block] * self.blocks, head]

@@ -14,6 +14,7 @@ from planner.cost.memory import needed_bytes
 from planner.cost.stage import replica_times, stage_times
 from planner.cost.tensor_parallel import interconnect
 from planner.events.event import EventKind
+from planner.files.importers.transformer import TransformerShape
 from planner.files.scenario import read_scenario
 from planner.plan.plan import Pipeline, Plan, Stage
 from planner.runs.record import RunRecord
@@ -198,6 +199,18 @@ def test_hosts_of_a_file(tmp_path: Path) -> None:
         (("nvlink-3", "nvlink"), "there is no interconnect 'nvlink'; choose among nvlink-2"),
         (("kind: l4", "kind: l5"), "unknown device kind 'l5'"),
         (("name: small", "name: east"), "'east' is both a host and a region"),
+        (("shard: block", "shard: {partz: 2}"), "layers[1].shard.partz: unknown key 'partz'; did you mean 'parts'?"),
+        (("shard: block", "shard: {parts: -1}"), "layers[1].shard.parts: -1 is not valid"),
+        (("shard: block", "shard: {forward: {count: 1}}"), "layers[1].shard.forward.bytes: the key 'bytes' is missing"),
+        (("shard: block", "shard: {activation: 3 feet}"), "layers[1].shard.activation: "),
+        (("shard: block", "shard: 3"), "layers[1].shard: 3 is not valid"),
+        (("shard: block", "shard: vocabulary"), "a layer in the middle of the model has no vocabulary"),
+        (("shard: block", "shard: {like: blocks}"), "unknown sharding 'blocks'; did you mean 'block'?"),
+        (("shard: block", "shard: {like: row, activation: 1 B}"), "a named division gives the activations"),
+        (
+            ("  hosts:", "  kinds: {k: {peak: {fp32: 5 apples}, memory: 1 GB, memory_bandwidth: 1 GB/s}}\n  hosts:"),
+            "kinds.k.peak.fp32: ",
+        ),
     ],
 )
 def test_mistakes_are_told_with_their_place(change: tuple[str, str], problem: str, tmp_path: Path) -> None:
@@ -207,3 +220,40 @@ def test_mistakes_are_told_with_their_place(change: tuple[str, str], problem: st
         read_scenario(path)
     assert str(refused.value).startswith(f"{path}:")
     assert problem in str(refused.value)
+
+
+def test_what_every_device_holds_is_told_beside_a_named_division(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    named = SCENARIO.replace("SHARD", "vocabulary")
+    path.write_text(named.replace("shard: block", "shard: {like: block, parameters: 60 MiB, parts: 4}"))
+    model = read_scenario(path).model
+    assert sorted(model.sharded) == [2, 4]
+    block, shard = model.layers[1], model.at_degree(4).layers[1]
+    assert shard.parameter_bytes == (60 + 640 / 4) * 2**20
+    path.write_text(named)
+    plain = read_scenario(path).model.at_degree(4).layers[1]
+    assert plain.parameter_bytes == block.parameter_bytes / 4
+    assert (shard.activation_bytes, shard.forward_sums) == (plain.activation_bytes, plain.forward_sums)
+
+
+@given(st.integers(2, 8), st.sampled_from(["fp32", "bf16"]))
+def test_every_device_of_a_group_saves_all_tokens(degree: int, precision: str) -> None:
+    shape = TransformerShape(
+        vocabulary=4800,
+        width=64,
+        blocks=1,
+        heads=8,
+        key_value_heads=8,
+        head_width=8,
+        inner=256,
+        embedding_width=64,
+        final_norm=False,
+    )
+    embedding, *_, head = (
+        (work, roofline_layer(shard_of(work, degree), [KIND], precision)) for work in shape.layers(16)
+    )
+    tokens = 8 * 16
+    assert embedding[1].activation_bytes == tokens
+    # The scores of the head's shard stay float32, beside what enters it: two tensors of the width.
+    scores, entering = 4 * 16 * 4800 / degree, (2 if precision == "bf16" else 4) * 16 * 2 * 64
+    assert head[1].activation_bytes == pytest.approx(tokens + scores + entering, abs=2)

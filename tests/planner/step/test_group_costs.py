@@ -38,10 +38,12 @@ def plan_of(scenario: Scenario, *pipelines: Pipeline) -> Plan:
     return Plan(scenario.name, scenario.model.name, "hand", "1f1b", pipelines)
 
 
-def sharded_scenario(hosts: int, whole_parameter_bytes: int = 0, inside: Link | None = None) -> Scenario:
+def sharded_scenario(hosts: int, replicated_parameter_bytes: int = 0, inside: Link | None = None) -> Scenario:
     work = layer("block", "block", 4096)
     assert work.sharding is not None
-    sharding = replace(named_sharding("block", 4096, 4096, 40_000), whole_parameter_bytes=whole_parameter_bytes)
+    sharding = replace(
+        named_sharding("block", 4096, 4096, 40_000), replicated_parameter_bytes=replicated_parameter_bytes
+    )
     works = [layer("first", "vocabulary", 0, first=True), replace(work, sharding=sharding)]
     return scenario_of(works, hosts, inside=inside)
 
