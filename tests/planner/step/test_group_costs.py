@@ -68,7 +68,7 @@ def test_mixes_count_every_shard() -> None:
     scenario = sharded_scenario(2)
     # A device has too little memory for a layer, so that groups must share them; devices of unlike prices are a mix.
     devices = tuple(
-        replace(device, memory_bytes=700_000, price_per_hour=number // 4)
+        replace(device, memory_bytes=790_000, price_per_hour=number // 4)
         for number, device in enumerate(scenario.cluster.devices)
     )
     scenario = replace(scenario, cluster=replace(scenario.cluster, devices=devices), training=Training(512))
