@@ -40,11 +40,12 @@ def check_groups(plan: Plan, scenario: Scenario) -> None:
         degree = len(groups[sync.devices[0]])
         for leader in sync.devices:
             if len(groups[leader]) != degree:
+                what, it = ("tied layers", "them") if sync.tied else (f"layer {sync.first_layer}", "the layer")
                 raise InputError(
-                    f"{len(groups[leader])} devices share layer {sync.first_layer}, but {degree} devices share the "
-                    f"layer in {where[sync.devices[0]]}",
+                    f"{len(groups[leader])} devices share {what}, but {degree} devices share {it} in "
+                    f"{where[sync.devices[0]]}",
                     where=f"{where[leader]}.partners",
-                    valid="share the layer among equally many devices in every replica",
+                    valid=f"share {it} among equally many devices in every replica",
                 )
         for place in range(1, degree):
             _check_paths(sync.among(groups[leader][place] for leader in sync.devices), scenario)
@@ -97,6 +98,7 @@ def check_supported(
     if compute == "real":
         check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
+        _check_tied(plan, scenario)
     _check_effects(scenario, compute)
     if emulator == "shaper":
         _check_packets(plan, scenario)
@@ -143,6 +145,19 @@ def check_decision(
     if compute == "real" and grouped and needs_set_up(old, decision.plan):
         raise RunError(
             f"{when} cannot be carried out: it moves layers of tensor-parallel groups, which cannot change during a run"
+        )
+
+
+def _check_tied(plan: Plan, scenario: Scenario) -> None:
+    """Raise `InputError` if pipelines that train without a barrier hold copies of shared parameters.
+
+    Both ends of a pipeline would receive the sum of the copies' gradients, and add it twice.
+    """
+    if scenario.model.tied_layers and plan.synchronisation.method != "allreduce":
+        raise InputError(
+            f"method '{plan.synchronisation.method}' cannot train a model whose layers share parameters",
+            where="synchronisation.method",
+            valid="use the method 'allreduce', or a model without tied embeddings",
         )
 
 

@@ -208,7 +208,7 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
     Args:
         hosts: All hosts of the job.
         name: The name of this host.
-        code: The model's file on this host; None for paced compute.
+        code: The model's file or weights on this host; None for paced compute.
         checkpoints: The folder for checkpoints on this host; empty if the job writes none.
         data: The data on this host, or its code; None if the scenario names none.
 

@@ -173,7 +173,7 @@ class JobFolder:
 
         Args:
             documents: The result of `documents` on the head.
-            code: The model's file on this host; None if this host imports none.
+            code: The model's file or weights on this host; None if this host reads none.
             checkpoints: The folder for checkpoints on this host; empty if there is none.
             data: The data on this host, or its code; None if the scenario names none.
 
@@ -181,11 +181,13 @@ class JobFolder:
             RunError: The job writes checkpoints, and ``checkpoints`` is empty.
         """
         found = {name: dict(documents[name]) for name in _DOCUMENTS}
-        if found["scenario"].get("code") is not None:
+        trained = found["scenario"].get("code")
+        # A model of transformers with random weights needs no file.
+        if trained is not None and trained["path"] is not None:
             missing = self.path / "no-model.py"
-            found["scenario"]["code"] = {**found["scenario"]["code"], "path": str(code or missing)}
-        if found["scenario"]["training"].get("data") is not None:
-            training = found["scenario"]["training"]
+            found["scenario"]["code"] = {**trained, "path": str(code or missing)}
+        training = found["scenario"]["training"]
+        if training.get("data") is not None:
             source = {**training["data"]["source"], "path": str(data or self.path / "no-data")}
             found["scenario"]["training"] = {**training, "data": {**training["data"], "source": source}}
         if found["config"].get("checkpoints"):

@@ -15,10 +15,11 @@ from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.plan.plan import Plan
 from planner.scenario.data import DatasetCode
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Code, HuggingFaceCode, Scenario, weight_files
 from traces.common.errors import InputError
 
-_CODE = "model.py"
+# The model's file, or its weights: a file or a folder.
+_CODE, _WEIGHTS = "model.py", "weights"
 _DATASET = "dataset.py"
 _POLICY = "policy.py"
 _FILE = "deployment.json"
@@ -60,7 +61,7 @@ class Bundle:
 
     @property
     def code(self) -> Path | None:
-        """Path of the model's file; None for paced compute."""
+        """Path of the model's file or weights; None for paced compute, and for random weights."""
         return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
 
     @property
@@ -82,7 +83,7 @@ class Bundle:
         (folder / "run.json").write_text(json.dumps(asdict(self.run), indent=1) + "\n")
         self.hosts.write(folder / "hosts.json")
         if self.code is not None:
-            shutil.copy(self.code, folder / _CODE)
+            _copy(self.code, folder / _place(self.scenario.code))
         if self.data is not None and self.data.suffix == ".py":
             shutil.copy(self.data, folder / _DATASET)
         if self.run.policy.endswith(".py"):
@@ -100,13 +101,27 @@ def read_bundle(folder: Path) -> Bundle:
         raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None
     if run.policy.endswith(".py"):
         run = replace(run, policy=str(folder.resolve() / _POLICY))
-    if scenario.code is not None:
-        scenario = replace(scenario, code=replace(scenario.code, path=folder.resolve() / _CODE))
+    if scenario.code is not None and scenario.code.path is not None:
+        place = folder.resolve() / _place(scenario.code)
+        scenario = replace(scenario, code=replace(scenario.code, path=place))
     training = scenario.training
     if training.data is not None and isinstance(training.data.source, DatasetCode):
         code = replace(training.data.source, path=folder.resolve() / _DATASET)
         scenario = replace(scenario, training=replace(training, data=replace(training.data, source=code)))
     return Bundle(scenario, read_plan(folder / "plan.json"), run, hosts)
+
+
+def _place(code: Code | None) -> str:
+    return _WEIGHTS if isinstance(code, HuggingFaceCode) else _CODE
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        shutil.copy(source, target)
+        return
+    target.mkdir()
+    for file in weight_files(source):
+        shutil.copy(file, target)
 
 
 def _read_hosts(folder: Path) -> Hosts:

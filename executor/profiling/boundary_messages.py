@@ -26,10 +26,10 @@ _AHEAD = 2
 class Boundary(Protocol):
     """Called before and after each pass through a stage while its layers are measured."""
 
-    def passes(self, least: int, least_s: float, pass_s: float) -> int:
+    def passes(self, least: int, least_s: float, last_s: float) -> int:
         """Begin a series of passes; return their number: ``least`` or more, which take about ``least_s`` or longer.
 
-        ``pass_s`` is how long a pass has taken, seconds.
+        ``last_s`` is how long a pass has taken, seconds.
         """
 
     def receive(self, kind: Kind) -> None:
@@ -48,9 +48,9 @@ class Pauses:
 
     wait_s: float = 0.001
 
-    def passes(self, least: int, least_s: float, pass_s: float) -> int:
+    def passes(self, least: int, least_s: float, last_s: float) -> int:
         """Return the number of passes."""
-        return max(least, int(least_s / pass_s))
+        return max(least, int(least_s / last_s))
 
     def receive(self, kind: Kind) -> None:
         """Pause."""
@@ -83,9 +83,9 @@ class BoundaryMessages:
         }
         self._posted: dict[Kind, deque[list[RecvHandle]]] = {Kind.FORWARD: deque(), Kind.BACKWARD: deque()}
 
-    def passes(self, least: int, least_s: float, pass_s: float) -> int:
+    def passes(self, least: int, least_s: float, last_s: float) -> int:
         """Begin a series of passes; return their number, the same on all ranks; all of them must call this method."""
-        slowest = torch.tensor([pass_s], dtype=torch.float64)
+        slowest = torch.tensor([last_s], dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         self._passes = max(least, int(least_s / slowest.item()))
         self._sent = {Kind.FORWARD: 0, Kind.BACKWARD: 0}

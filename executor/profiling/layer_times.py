@@ -115,10 +115,10 @@ def measure_layers(
                 # In the first pass torch chooses its algorithms, and memory is allocated.
                 each.records = False
             _pass(stage, splits, Pauses())
-            pass_s, _ = _seconds(lambda: _pass(stage, splits, Pauses()), device)  # noqa: B023
+            last_s, _ = _seconds(lambda: _pass(stage, splits, Pauses()), device)  # noqa: B023
             for each in stage:
                 each.records = True
-            for _ in range(boundary.passes(repeats, least_s, pass_s)):
+            for _ in range(boundary.passes(repeats, least_s, last_s)):
                 _pass(stage, splits, boundary)
             boundary.finish()
     for each in stage:

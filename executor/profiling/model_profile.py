@@ -13,7 +13,7 @@ from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel, load_model, user_code
 from planner.scenario.profile import PassMemory
 from planner.scenario.roofline import LayerWork
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import Code
 from planner.scenario.training import Training
 from traces.statistics import ROUNDS, Interval, interval_of
 
@@ -143,7 +143,7 @@ def profile_model(
     )
 
 
-def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequence[LayerWork]:
+def count_work(loaded: LoadedModel, code: Code, training: Training) -> Sequence[LayerWork]:
     """Count each layer's operations and bytes for one sample; raise `InputError` if a layer depends on values."""
     outputs = DataOrder(loaded.data, 1, training.seed).samples(0, 0, 1)[0].to("meta")
     with torch.device("meta"):
@@ -151,7 +151,7 @@ def count_work(loaded: LoadedModel, code: ModelCode, training: Training) -> Sequ
     flop = []
     for index, layer in enumerate(model.layers):
         counter = FlopCounterMode(display=False)
-        with user_code(code.path, f"layer {index} cannot be counted"), torch.no_grad(), counter:
+        with user_code(code, f"layer {index} cannot be counted"), torch.no_grad(), counter:
             outputs = layer(outputs)
         flop.append(float(counter.get_total_flops()))
     activations = activations_bytes(loaded, training)

@@ -146,8 +146,9 @@ def build_context(
         StateBackups(config.device, run.backup_every, scenario, compute, clock, first) if config.recovers else None
     )
     checkpoints = None
-    if run.checkpoint_every:
-        checkpoints = Checkpointing(run, config.device, scenario, state, compute, give_up)
+    if run.checkpoint_every and model is not None:
+        layers = model.model.layers
+        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up)
     file = EventWriter(config.folder.of_rank("events", config.rank))
     samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
     # Compile the first plan before the run starts; the result is cached.

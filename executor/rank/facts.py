@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -15,7 +17,7 @@ from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import HuggingFaceCode, Scenario, weight_files
 
 # Number of hexadecimal digits of a SHA-256 that are compared and shown in messages.
 _DIGITS = 12
@@ -34,8 +36,10 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
         # Without the folder for checkpoints, whose path may differ between hosts.
         **{name: str(value) for name, value in asdict(config).items() if name != "checkpoints"},
     }
-    if scenario.code is not None and config.compute == "real":
-        facts["model file"] = _digest(scenario.code.path.read_text())
+    if scenario.code is not None and scenario.code.path is not None and config.compute == "real":
+        facts["model file"] = _file_digest(scenario.code.path)
+    if isinstance(scenario.code, HuggingFaceCode) and config.compute == "real":
+        facts["transformers"] = version("transformers") if find_spec("transformers") else "not installed"
     return facts
 
 
@@ -63,7 +67,7 @@ def _ropebridge_version() -> str:
 
 
 def _resolved(folder: JobFolder) -> str:
-    """Return the scenario as JSON, without the paths of the model's file and the data, which may differ by host."""
+    """Return the scenario as JSON, without the paths of the model's files and the data, which may differ by host."""
     data = folder.documents()["scenario"]
     if data["code"] is not None:
         del data["code"]["path"]
@@ -74,3 +78,11 @@ def _resolved(folder: JobFolder) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _file_digest(path: Path) -> str:
+    """Return the digest of a file, or of the digests of the files in a folder with weights."""
+    if path.is_dir():
+        return _digest(" ".join(_file_digest(file) for file in weight_files(path)))
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]

@@ -30,12 +30,13 @@ from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.device import is_kind, keep_freed_memory, other_kind, this_device, threads_of_a_rank
-from executor.training.models.loading import LoadedModel, load_with_sizes
+from executor.training.models.loading import LoadedModel, load_transformers, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
 from planner.events.event import to_table
+from planner.scenario.scenario import HuggingFaceCode
 from traces.common.errors import InputError, RunError
 
 # Timeout of the barrier at the end: other ranks may train for hours. The loss of a peer ends the barrier in seconds.
@@ -54,6 +55,8 @@ def preload(job: JobFolder) -> None:
     compile_plan(plan, scenario)
     if config.compute == "real":
         load_meta_device()
+        if isinstance(scenario.code, HuggingFaceCode):
+            load_transformers()
 
 
 def load_meta_device() -> None:

@@ -2,21 +2,23 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from torch import nn
 
 from executor.core.job import RunConfig
 from executor.recovery.backups import one_layer
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoints import CheckpointFolder
+from executor.training.flat_state import named_state
 from executor.training.real_compute import Compute
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
-_Part = tuple[int, Plan, dict[int, torch.Tensor]]
+_Part = tuple[int, Plan, dict[int, LayerTensors]]
 
 
 @dataclass(eq=False)
@@ -29,6 +31,7 @@ class Checkpointing:
     Args:
         run: The configuration of the job, with the folder and the interval of checkpoints.
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
+        layers: The layers of the whole model, of whose tensors the names and shapes are used.
         failed: Called in the writing thread with the error if a file cannot be written.
     """
 
@@ -36,6 +39,7 @@ class Checkpointing:
     _device: str
     _scenario: Scenario
     _model: tuple[str, ...]
+    _layers: Sequence[nn.Module]
     _compute: Compute
     _failed: Callable[[Exception], None]
 
@@ -65,15 +69,19 @@ class Checkpointing:
         if not layers:
             return
         self._written.acquire()
-        rows = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in layers}
-        self._parts.put((step, plan, rows))
+        rule = self._scenario.training.optimizer.name
+        tensors: dict[int, LayerTensors] = {}
+        for layer in layers:
+            row = self._compute.layer_state(one_layer(self._scenario, layer))
+            tensors[layer] = named_state(self._layers[layer], rule, row)
+        self._parts.put((step, plan, tensors))
 
     def _write(self) -> None:
         try:
             while (part := self._parts.get()) is not None:
-                step, plan, rows = part
-                self._folder.write(self._device, step, plan_json(plan), self._model, rows)
-                if 0 in rows:
+                step, plan, layers = part
+                self._folder.write(self._device, step, plan_json(plan), self._model, layers)
+                if 0 in layers:
                     self._folder.drop_old(self._run.first_step, step)
                 self._written.release()
         except Exception as error:

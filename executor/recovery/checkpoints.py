@@ -8,7 +8,7 @@ import fcntl
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,14 @@ from urllib.parse import quote
 import torch
 
 from executor.core.timeouts import timeouts
-from executor.recovery.checkpoint_file import DamagedError, Header, read_header, read_row, write_part
+from executor.recovery.checkpoint_file import (
+    DamagedError,
+    Header,
+    LayerTensors,
+    read_header,
+    read_row,
+    write_part,
+)
 from executor.training.flat_state import model_state
 from executor.training.models.loading import check_model
 from planner.files.plan import parse_plan
@@ -66,9 +73,11 @@ class CheckpointFolder:
         found = (each.name.removeprefix("step-") for each in self.path.glob("step-*"))
         return sorted(int(number) for number in found if number.isdigit())
 
-    def write(self, device: str, step: int, plan: str, model: tuple[str, ...], rows: dict[int, torch.Tensor]) -> None:
+    def write(
+        self, device: str, step: int, plan: str, model: tuple[str, ...], layers: Mapping[int, LayerTensors]
+    ) -> None:
         """Write a device's part of a checkpoint; see `write_part`."""
-        write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, rows)
+        write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, layers)
 
     def parts(self, step: int) -> list[Path]:
         """Return the files of a step's checkpoint, sorted by name."""

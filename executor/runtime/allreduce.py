@@ -40,7 +40,7 @@ class GradientExchange:
                 self._send(current, sync, exchange.round, sync.devices[exchange.send_to], payload)
                 sent_bytes += sync.messages * payload.numel()
             if exchange.receive_from is not None:
-                handle = posted.exchanges.pop((sync.first_layer, exchange.round))
+                handle = posted.exchanges.pop((sync.key, exchange.round))
                 received = handle.wait()
                 # The row has no duration, since the row of the whole sum includes the wait.
                 arrival_s = (handle.arrived_s, handle.arrived_s)
@@ -58,7 +58,7 @@ class GradientExchange:
         size_bytes = sync.messages * payload.numel()
         event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, size_bytes)
         departed = self._recorder.sending(current.step, event, start_s)
-        self._transport.send(target, sync_tag(current.step, sync.first_layer, number), payload, start_s, departed)
+        self._transport.send(target, sync_tag(current.step, sync.key, number), payload, start_s, departed)
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ class PostedStep:
     Attributes:
         order: The order of the step's actions, which is informed of arrivals.
         transfers: The receive of each transfer.
-        exchanges: The receives of gradient sums, by first layer and round.
+        exchanges: The receives of gradient sums, by `GradientSync.key` and round.
     """
 
     def __init__(self, current: StepProgram, order: ActionOrder, transport: Transport) -> None:
@@ -48,7 +48,7 @@ class PostedStep:
         for sync in program.synchronisations:
             for exchange in sync.exchanges(program.device):
                 if exchange.receive_from is not None:
-                    key = (sync.first_layer, exchange.round)
+                    key = (sync.key, exchange.round)
                     size_bytes = exchange.receive_elements * FLOAT32_BYTES
                     source = sync.devices[exchange.receive_from]
                     self.exchanges[key] = transport.post(source, sync_tag(step, *key), size_bytes)

@@ -9,7 +9,7 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, Work
-from executor.training.flat_state import FlatParameters
+from executor.training.flat_state import FlatParameters, TiedCopies
 from planner.adapt.migration import LayerTransfer
 from planner.cost.collectives import Exchange
 from planner.cost.device_speed import DeviceSpeed, device_speed, jitter_factors
@@ -35,7 +35,7 @@ class GradientParts:
         values: One-dimensional float32 tensor on the CPU.
     """
 
-    def __init__(self, rows: FlatParameters) -> None:
+    def __init__(self, rows: FlatParameters | TiedCopies) -> None:
         self._rows = rows
         self.values = rows.gradients()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from executor.training.optimizer import UpdateRule
+from executor.training.optimizer import ARRAYS, COUNTERS, UpdateRule
 
 
 class FlatParameters:
@@ -20,6 +20,13 @@ class FlatParameters:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
+
+    @classmethod
+    def of(cls, parameters: Sequence[nn.Parameter]) -> "FlatParameters":
+        """Return access to some parameters instead of all those of layers."""
+        made = cls([])
+        made._parameters = list(parameters)
+        return made
 
     @property
     def elements(self) -> int:
@@ -72,6 +79,36 @@ class FlatParameters:
             yield parameter, part.view_as(parameter)
 
 
+class TiedCopies:
+    """This rank's copies of a parameter that several layers share, whose gradients are those of one parameter.
+
+    A missing gradient has the mark that `FlatParameters` describes.
+
+    Attributes:
+        parameters: The copies, one at least.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._copies = [FlatParameters.of([each]) for each in parameters]
+
+    def add_up(self) -> None:
+        """Give each copy the sum of the copies' gradients."""
+        total, *others = [copy.gradients() for copy in self._copies]
+        for other in others:
+            total += other
+        self.put_gradients(total)
+
+    def gradients(self) -> torch.Tensor:
+        """Return a copy of the gradient that `add_up` has given to each copy, one-dimensional float32 on the CPU."""
+        return self._copies[0].gradients()
+
+    def put_gradients(self, values: torch.Tensor) -> None:
+        """Replace the gradient of each copy."""
+        for copy in self._copies:
+            copy.put_gradients(values)
+
+
 def _is_none(part: torch.Tensor) -> bool:
     return not part.any() and bool(part.signbit().all())
 
@@ -120,6 +157,26 @@ class LayerState:
                 tensors += [parameter, *self._rule.state(parameter)]
             tensors += layer.buffers()
         return tensors
+
+
+def named_state(layer: nn.Module, optimizer: str, state: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state that `LayerState.pack` has returned, in its order.
+
+    A parameter and a buffer have their names in the layer; what the optimizer keeps for a parameter has the parameter's
+    name and its own, as in ``weight:exp_avg``.
+    """
+    shapes: dict[str, torch.Tensor] = {}
+    counter = torch.zeros((), dtype=torch.float32)
+    for name, parameter in layer.named_parameters():
+        shapes |= {name: parameter, **{f"{name}:{array}": parameter for array in ARRAYS[optimizer]}}
+        shapes |= {f"{name}:{each}": counter for each in COUNTERS[optimizer]}
+    shapes |= dict(layer.named_buffers())
+    parts = state.split_with_sizes([each.nbytes for each in shapes.values()])
+    # A part may not be aligned to the element size, as `view` requires; its copy is.
+    return {
+        name: part.clone().view(like.dtype).view(like.shape)
+        for (name, like), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def model_state(layers: Iterable[nn.Module], optimizer: str) -> tuple[str, ...]:

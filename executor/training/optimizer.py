@@ -10,8 +10,8 @@ from executor.training.tensor_parallel import TensorGroup, parameter_parts
 from planner.scenario.training import Optimizer, Training
 
 # The state that torch's optimizers keep for a parameter: arrays of its shape, and step counters.
-_ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
-_COUNTERS = {"sgd": (), "momentum": (), "adamw": ("step",)}
+ARRAYS = {"sgd": (), "momentum": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
+COUNTERS = {"sgd": (), "momentum": (), "adamw": ("step",)}
 _COUNTER_BYTES = 4
 
 # Added to the norm, as in torch.nn.utils.clip_grad_norm_, so that clipping never divides by zero.
@@ -35,26 +35,22 @@ class UpdateRule:
     def state_bytes(self, parameter: nn.Parameter) -> int:
         """Return the size of a parameter's optimizer state in bytes."""
         name = self._settings.name
-        return len(_ARRAYS[name]) * parameter.nbytes + len(_COUNTERS[name]) * _COUNTER_BYTES
+        return len(ARRAYS[name]) * parameter.nbytes + len(COUNTERS[name]) * _COUNTER_BYTES
 
     def state(self, parameter: nn.Parameter) -> list[torch.Tensor]:
         """Return the optimizer state of a parameter, not copied; zeros before its first update."""
         state, name = self._optimizer.state[parameter], self._settings.name
-        for array in _ARRAYS[name]:
+        for array in ARRAYS[name]:
             if array not in state:
                 state[array] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        for counter in _COUNTERS[name]:
+        for counter in COUNTERS[name]:
             if counter not in state:
                 state[counter] = torch.zeros((), dtype=torch.float32)
-        return [state[each] for each in (*_ARRAYS[name], *_COUNTERS[name])]
+        return [state[each] for each in (*ARRAYS[name], *COUNTERS[name])]
 
     def clear_gradients(self) -> None:
         """Drop all gradients."""
         self._optimizer.zero_grad(set_to_none=True)
-
-    def squared_norm(self) -> float:
-        """Return the squared Euclidean norm of this rank's present gradients."""
-        return squared_norm(self._gradients())
 
     def update(self, step: int, squared_norm: float | None) -> None:
         """Update the parameters from their gradients, after clipping these if the scenario says so.
@@ -90,15 +86,18 @@ def squared_norm(gradients: Sequence[torch.Tensor]) -> float:
     return float(torch.stack(norms).square().sum())
 
 
-def group_squared_norm(layers: Iterable[nn.Module], group: TensorGroup) -> float:
-    """Return the squared norm of the gradients of sharded layers; each unsharded parameter counts once."""
+def layers_squared_norm(
+    layers: Iterable[nn.Module], group: TensorGroup | None, without: Iterable[nn.Parameter] = ()
+) -> float:
+    """Return the squared norm of the gradients of layers; a replicated parameter counts once."""
+    left_out = set(map(id, without))
     replicated: list[torch.Tensor] = []
     shards: list[torch.Tensor] = []
     for layer in layers:
         for part in parameter_parts(layer):
-            if part.parameter.grad is not None:
+            if part.parameter.grad is not None and id(part.parameter) not in left_out:
                 (replicated if part.dimension is None else shards).append(part.parameter.grad)
-    return group.sum_number(squared_norm(shards)) + squared_norm(replicated)
+    return squared_norm(replicated) + (group.sum_number(squared_norm(shards)) if group is not None else 0.0)
 
 
 def _make_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

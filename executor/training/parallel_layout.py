@@ -8,11 +8,11 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from executor.training.data.order import DataOrder
-from executor.training.models.loading import LoadedModel, load_model, load_with_sizes, user_code
-from executor.training.models.trainable import TensorParallelModel
-from executor.training.tensor_parallel import COLUMN, ROW, parameter_parts, shard_layer
+from executor.training.models.loading import LoadedModel, load_for_checks, load_model, user_code
+from executor.training.models.trainable import COLUMN, ROW, SUMMED, VOCABULARY, ShardedScores, TensorParallelModel
+from executor.training.tensor_parallel import parameter_parts, shard_layer
 from planner.plan.plan import Plan
-from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.scenario import Code, Scenario
 from traces.common.errors import InputError
 
 
@@ -22,6 +22,11 @@ class TracingGroup:
     def __init__(self, degree: int) -> None:
         self._degree = degree
         self._totals: list[Node] = []
+
+    @property
+    def degree(self) -> int:
+        """Number of devices."""
+        return self._degree
 
     def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return the first part of a tensor, split along a dimension."""
@@ -36,6 +41,10 @@ class TracingGroup:
         if outputs.grad_fn is not None:
             self._totals.append(outputs.grad_fn)
         return outputs
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values unchanged."""
+        return values.detach()
 
     def partial_leaves(self) -> Iterator[torch.Tensor]:
         """Yield the tensors between `enter` and `total` that get a gradient from this device only.
@@ -75,20 +84,20 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     if not sharded:
         return
     assert code is not None, "the model was checked"
-    loaded = load_with_sizes(code, seed, named=scenario.training.data)
+    loaded = load_for_checks(code, seed, named=scenario.training.data)
     for degree in sorted({degree for degree, _ in sharded}):
         with torch.device("meta"):
             model = load_model(code, seed)
         if not isinstance(model, TensorParallelModel):
             raise InputError(
                 "the model has no parallel layout",
-                where=str(code.path),
+                where=str(code.source),
                 valid=f"tensor parallelism over {degree} devices needs its method 'parallel_layout'; or make a plan "
                 "without 'partners'",
             )
         for index in sorted(layer for each, layer in sharded if each == degree):
-            where = f"{code.path}: parallel_layout({index})"
-            with user_code(code.path, f"'parallel_layout' fails for layer {index}"):
+            where = f"{code.source}: parallel_layout({index})"
+            with user_code(code, f"'parallel_layout' fails for layer {index}"):
                 layout = dict(model.parallel_layout(index))
             _check_names(model.layers[index], layout, degree, where)
             group = TracingGroup(degree)
@@ -109,8 +118,12 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
                 where=where,
                 valid=f"name linear submodules of the layer: {', '.join(linear) or 'it has none'}",
             )
-        if how not in (COLUMN, ROW):
-            raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=f"'{COLUMN}' or '{ROW}'")
+        if how not in (COLUMN, ROW, VOCABULARY, SUMMED):
+            valid = f"'{COLUMN}', '{ROW}', '{VOCABULARY}' or '{SUMMED}'"
+            raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=valid)
+        if how == SUMMED or (how == VOCABULARY and type(module) is nn.Embedding):
+            _check_aliases(layer, name, module, where)
+            continue
         if type(module) is not nn.Linear or {"weight", "bias"} != set(module._parameters):
             raise InputError(
                 f"submodule '{name}' is a {type(module).__name__}",
@@ -118,7 +131,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
                 valid="only torch.nn.Linear modules can be sharded",
             )
         width = module.out_features if how == COLUMN else module.in_features
-        if width % degree:
+        if width % degree and how != VOCABULARY:
             raise InputError(
                 f"submodule '{name}' cannot be sharded by {how} into {degree} equal parts",
                 where=where,
@@ -127,7 +140,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
         _check_aliases(layer, name, module, where)
 
 
-def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -> None:
+def _check_aliases(layer: nn.Module, name: str, module: nn.Module, where: str) -> None:
     """Raise `InputError` for a parameter that another submodule uses too, where it would stay unsharded."""
     own = {id(parameter) for parameter in module.parameters()}
     for other, parameter in layer.named_parameters(remove_duplicate=False):
@@ -140,7 +153,7 @@ def _check_aliases(layer: nn.Module, name: str, module: nn.Linear, where: str) -
 
 
 def _check_forward(
-    layer: nn.Module, index: int, loaded: LoadedModel, code: ModelCode, seed: int, degree: int
+    layer: nn.Module, index: int, loaded: LoadedModel, code: Code, seed: int, degree: int
 ) -> torch.Tensor:
     """Raise `InputError` if a sharded layer fails or returns another shape than the unsharded layer; return its inputs.
 
@@ -152,14 +165,16 @@ def _check_forward(
     else:
         inputs = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
-    with user_code(code.path, failure):
+    with user_code(code, failure):
         # The layer may change its inputs in place.
         outputs = layer(inputs.clone())
     expected = [1, *loaded.sizes[index].output.sizes]
+    if index == len(loaded.sizes) - 1 and any(isinstance(each, ShardedScores) for each in layer.modules()):
+        expected[-1] //= degree
     if list(outputs.shape) != expected:
         raise InputError(
             f"{failure}: it returns shape {list(outputs.shape)}",
-            where=str(code.path),
+            where=str(code.source),
             valid=f"shape {expected}; every '{COLUMN}' submodule needs a '{ROW}' submodule after it in the same layer",
         )
     return inputs

@@ -14,14 +14,14 @@ from executor.core.step_program import DeviceProgram, Work
 from executor.training.compute import GradientParts, PacedCompute, Performed
 from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
-from executor.training.flat_state import FlatParameters, LayerState
+from executor.training.flat_state import FlatParameters, LayerState, TiedCopies
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.precision import shared_copies
-from executor.training.models.trainable import TensorParallelModel
-from executor.training.optimizer import UpdateRule, group_squared_norm
+from executor.training.models.trainable import TensorParallelModel, TiedModel
+from executor.training.optimizer import UpdateRule, layers_squared_norm
 from executor.training.split_backward import GradBucketHooks
 from executor.training.stage_module import Loss, StageModule
-from executor.training.tensor_parallel import TensorGroup, full_parameters, shard_layer
+from executor.training.tensor_parallel import TensorGroup, full_parameters, parameter_parts, shard_layer
 from planner.adapt.migration import LayerTransfer
 from planner.cost.device_speed import DeviceSpeed, device_speed
 from planner.cost.synchronisation import GradientSync, samples_of_an_update
@@ -81,6 +81,9 @@ class RealCompute:
         self._step = 0
         self._first_samples: list[int] = []
         self._syncs: tuple[GradientSync, ...] = ()
+        # This rank's copies of a parameter that several layers share, by layer.
+        self._tied: dict[int, nn.Parameter] = {}
+        self._tied_are_added = False
         self._samples_of_an_update = self._training.global_batch
         self.set_plan(plan, program)
 
@@ -95,6 +98,12 @@ class RealCompute:
         parameters = [each for layer in self._layers.values() for each in layer.parameters()]
         before, self._rule = self._rule, UpdateRule(parameters, self._training)
         self._rule.adopt(before)
+        self._tied = {}
+        model = self._loaded.model
+        for index, name in model.tied if isinstance(model, TiedModel) else ():
+            if index in self._layers:
+                parts = {part.name: part.parameter for part in parameter_parts(self._layers[index])}
+                self._tied[index] = parts[name]
 
     def _add_stage(self, stage: Stage) -> _Stage:
         model, sizes = self._loaded.model, self._loaded.sizes
@@ -169,6 +178,7 @@ class RealCompute:
         self._first_samples = list(accumulate(pipeline.microbatches, initial=before))
         self._samples_of_an_update = samples_of_an_update(plan, self._pipeline)
         self._syncs = program.synchronisations
+        self._tied_are_added = False
         split = {work.action.stage for work in program.work if work.action.kind is Kind.BACKWARD_INPUT}
         for index, stage in self._stages.items():
             stage.module.start_step(recompute=pipeline.stages[index].recompute, splits=index in split)
@@ -228,9 +238,7 @@ class RealCompute:
     def _buckets(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
         buckets = {}
         for each in work.completes:
-            sync = self._syncs[each.sync]
-            layers = (self._layers[index] for index in range(sync.first_layer, sync.end_layer))
-            buckets[each.sync] = [parameter for layer in layers for parameter in layer.parameters()]
+            buckets[each.sync] = self._summed(self._syncs[each.sync])
         return GradBucketHooks(buckets, complete)
 
     def _carry_out(
@@ -302,19 +310,44 @@ class RealCompute:
         sequence = np.random.SeedSequence((self._training.seed, self._step, *place))
         return int(sequence.generate_state(1, np.uint64)[0])
 
+    def _summed(self, sync: GradientSync) -> list[nn.Parameter]:
+        """Return the parameters whose gradients ``sync`` sums."""
+        tied = list(self._tied.values())
+        if sync.tied:
+            return tied
+        layers = [self._layers[index] for index in range(sync.first_layer, sync.end_layer)]
+        return [each for layer in layers for each in layer.parameters() if all(each is not copy for copy in tied)]
+
+    def _flat(self, sync: GradientSync) -> FlatParameters | TiedCopies:
+        """Return access to the parameters whose gradients ``sync`` sums."""
+        if sync.tied:
+            self._add_up_tied()
+            return TiedCopies(self._summed(sync))
+        found = FlatParameters.of(self._summed(sync))
+        assert found.elements == sync.elements, (sync, found.elements)
+        return found
+
+    def _add_up_tied(self) -> None:
+        """Add the gradients of this rank's copies of a shared parameter, once in a step, after its last backward."""
+        if len(self._tied) > 1 and not self._tied_are_added:
+            TiedCopies(list(self._tied.values())).add_up()
+        self._tied_are_added = True
+
     def begin_sum(self, sync: GradientSync) -> GradientParts:
-        """Return the gradients of the layers of ``sync``, whose parts are exchanged with other devices."""
-        return GradientParts(self.flat_parameters(sync.first_layer, sync.end_layer, sync.elements))
+        """Return the gradients that ``sync`` sums, whose parts are exchanged with other devices."""
+        return GradientParts(self._flat(sync))
 
     def clear_gradients(self) -> None:
         """Drop all gradients."""
         self._rule.clear_gradients()
 
     def squared_norm(self) -> float:
-        """Return the squared Euclidean norm of this rank's present gradients."""
-        if self._group is not None:
-            return group_squared_norm(self._layers.values(), self._group)
-        return self._rule.squared_norm()
+        """Return the squared Euclidean norm of this rank's present gradients; of tied copies the first counts."""
+        self._add_up_tied()
+        model = self._loaded.model
+        first = model.tied[0][0] if self._tied and isinstance(model, TiedModel) else None
+        others = [copy for index, copy in self._tied.items() if index != first]
+        return layers_squared_norm(self._layers.values(), self._group, without=others)
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Update the parameters; return this rank's part of the step's loss, or None if it computes no loss.
@@ -325,6 +358,7 @@ class RealCompute:
                 None without clipping.
         """
         start_s = self._clock.now_s()
+        self._add_up_tied()
         self._rule.update(step, squared_norm)
         # Wait for the GPU, so that the time of the next action does not include the update.
         self._finish(start_s)

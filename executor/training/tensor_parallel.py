@@ -13,15 +13,19 @@ from typing import Any, ClassVar, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.func import functional_call
 
 from executor.core.failures import blaming
+from executor.training.models.trainable import COLUMN, NO_TARGET, ROW, SUMMED, VOCABULARY
 from planner.plan.plan import Plan
-
-COLUMN, ROW = "column", "row"
 
 
 class Group(Protocol):
     """The operations of sharded layers: those of a `TensorGroup`, or stand-ins on a single device."""
+
+    @property
+    def degree(self) -> int:
+        """Number of devices."""
 
     def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this device's part of a tensor that all devices hold, split along a dimension."""
@@ -31,6 +35,9 @@ class Group(Protocol):
 
     def total(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the sum of the outputs over the devices; in backward, return the gradient unchanged."""
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the largest value of each element over the devices, without a gradient."""
 
 
 class TensorGroup:
@@ -53,6 +60,11 @@ class TensorGroup:
         self.leads = device == devices[0]
         self._peers = ", ".join(name for name in devices if name != device)
 
+    @property
+    def degree(self) -> int:
+        """Number of devices."""
+        return self._degree
+
     def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
         """Return this rank's part of a tensor that all ranks hold, split along a dimension."""
         # Every rank has built the model from the same seed, so that nothing needs to be sent.
@@ -68,11 +80,15 @@ class TensorGroup:
         summed: torch.Tensor = _SumOutputs.apply(outputs, self)  # type: ignore[no-untyped-call]
         return summed
 
-    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of ``values`` over the ranks, in a new tensor."""
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the largest value of each element over the ranks, without a gradient."""
+        return self.all_reduce(values, dist.ReduceOp.MAX)
+
+    def all_reduce(self, values: torch.Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Return the sum, or the maximum, of ``values`` over the ranks, in a new tensor."""
         total = values.detach().clone(memory_format=torch.contiguous_format)
         with blaming(self._peers):
-            dist.all_reduce(total, group=self._group)
+            dist.all_reduce(total, op=how, group=self._group)
         return total
 
     def gather(self, shard: torch.Tensor, dimension: int) -> torch.Tensor:
@@ -139,8 +155,8 @@ class _SumOutputs(torch.autograd.Function):
         return gradients[0], None
 
 
-class ShardedLinear(nn.Module):
-    """One device's shard of a linear layer.
+class ShardedModule(nn.Module):
+    """One device's shard of a module.
 
     Attributes:
         dimensions: For each sharded parameter, by name, the dimension along which it is split.
@@ -148,13 +164,13 @@ class ShardedLinear(nn.Module):
 
     dimensions: ClassVar[Mapping[str, int]]
 
-    def __init__(self, shard: nn.Linear, group: Group) -> None:
+    def __init__(self, shard: nn.Module, group: Group) -> None:
         super().__init__()
         self.shard = shard
         self._group = group
 
 
-class ColumnLinear(ShardedLinear):
+class ColumnLinear(ShardedModule):
     """Computes this device's part of a linear layer's outputs from all inputs."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
@@ -169,7 +185,7 @@ class ColumnLinear(ShardedLinear):
         return outputs
 
 
-class RowLinear(ShardedLinear):
+class RowLinear(ShardedModule):
     """Computes all outputs of a linear layer as a sum over the devices, each of which has a part of the inputs."""
 
     dimensions: ClassVar[Mapping[str, int]] = {"weight": 1}
@@ -182,6 +198,81 @@ class RowLinear(ShardedLinear):
         """Return all outputs, shape (..., out_features), from this device's inputs (..., in_features / degree)."""
         outputs = self._group.total(self.shard(inputs))
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
+
+
+class RowsEmbedding(ShardedModule):
+    """Looks up the tokens of this device's rows of a table, and sums the embeddings over the devices."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"weight": 0}
+
+    def __init__(self, whole: nn.Embedding, group: Group) -> None:
+        first, rows = _own_rows(whole.num_embeddings, group)
+        padding = -1 if whole.padding_idx is None else whole.padding_idx - first
+        own_padding = padding if 0 <= padding < rows else None
+        shard = nn.Embedding(rows, whole.embedding_dim, own_padding, device="meta")
+        shard.weight = _shard(whole.weight, 0, group)
+        super().__init__(shard, group)
+        self._first, self._rows = first, rows
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of tokens, shape (..., embedding_dim)."""
+        own, is_own = _own_places(tokens, self._first, self._rows)
+        found = self.shard(own)
+        return self._group.total(found * is_own.unsqueeze(-1).to(found.dtype))
+
+
+class RowsLinear(ShardedModule):
+    """Computes the scores of this device's rows of a matrix; `cross_entropy` is over the rows of all devices."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {"weight": 0, "bias": 0}
+
+    def __init__(self, whole: nn.Linear, group: Group) -> None:
+        bias = None if whole.bias is None else _shard(whole.bias, 0, group)
+        super().__init__(_linear(_shard(whole.weight, 0, group), bias), group)
+        self._first, _ = _own_rows(whole.out_features, group)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return this device's scores, shape (..., out_features / degree), from inputs (..., in_features)."""
+        scores: torch.Tensor = self.shard(self._group.enter(inputs))
+        return scores
+
+    def cross_entropy(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy over all rows, from this device's scores (count, own rows) and targets.
+
+        Targets that are `NO_TARGET` do not count.
+        """
+        shifted = scores - self._group.largest(scores.amax(-1)).unsqueeze(-1)
+        own, is_own = _own_places(targets, self._first, scores.shape[-1])
+        score = shifted.gather(-1, own.unsqueeze(-1)).squeeze(-1) * is_own.to(scores.dtype)
+        # One message for both sums.
+        sums, score = self._group.total(torch.stack((shifted.exp().sum(-1), score))).unbind()
+        counted = targets != NO_TARGET
+        return ((sums.log() - score) * counted).sum() / counted.sum()
+
+
+class SummedModule(ShardedModule):
+    """A replicated module that works on a part of the values, such as a norm of each head; its gradients are summed."""
+
+    dimensions: ClassVar[Mapping[str, int]] = {}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the module's outputs."""
+        entered = {name: self._group.enter(parameter) for name, parameter in self.shard.named_parameters()}
+        outputs: torch.Tensor = functional_call(self.shard, entered, (inputs,))
+        return outputs
+
+
+def _own_rows(rows: int, group: Group) -> tuple[int, int]:
+    """Return the first of this device's rows, and their number."""
+    own = group.shard(torch.arange(rows, device="cpu"), 0)
+    return int(own[0]), len(own)
+
+
+def _own_places(numbers: torch.Tensor, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of numbers among this device's rows, 0 where another device has the row, and where not."""
+    own = numbers - first
+    is_own = (own >= 0) & (own < rows)
+    return own.where(is_own, 0), is_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,22 +290,41 @@ class ParameterPart:
 
 
 def shard_layer(layer: nn.Module, layout: Mapping[str, str], group: Group) -> None:
-    """Replace linear submodules of a layer by shards; ``layout`` maps their names to `COLUMN` or `ROW`."""
+    """Replace submodules of a layer by shards, as ``layout`` says; see `TensorParallelModel.parallel_layout`.
+
+    A table whose rows the number of devices does not divide is replicated.
+    """
     for name, split in layout.items():
-        full = layer.get_submodule(name)
-        assert isinstance(full, nn.Linear), "the layout was checked"
         parent, _, own = name.rpartition(".")
-        setattr(layer.get_submodule(parent), own, (ColumnLinear if split == COLUMN else RowLinear)(full, group))
+        setattr(layer.get_submodule(parent), own, _sharded(layer.get_submodule(name), split, group))
+
+
+def _sharded(full: nn.Module, split: str, group: Group) -> nn.Module:
+    if split == SUMMED:
+        return SummedModule(full, group)
+    if split == VOCABULARY and table_rows(full) % group.degree:
+        return full
+    if isinstance(full, nn.Embedding):
+        assert split == VOCABULARY, "the layout was checked"
+        return RowsEmbedding(full, group)
+    assert isinstance(full, nn.Linear), "the layout was checked"
+    return {COLUMN: ColumnLinear, ROW: RowLinear, VOCABULARY: RowsLinear}[split](full, group)
+
+
+def table_rows(table: nn.Module) -> int:
+    """Return the number of rows of an embedding or of a linear layer."""
+    assert isinstance(table, nn.Embedding | nn.Linear), "the layout was checked"
+    return table.num_embeddings if isinstance(table, nn.Embedding) else table.out_features
 
 
 def parameter_parts(layer: nn.Module) -> Iterator[ParameterPart]:
     """Yield the part of each parameter of a layer that this device holds; the layer may be sharded or not."""
-    sharded = {name: module for name, module in layer.named_modules() if isinstance(module, ShardedLinear)}
+    sharded = {name: module for name, module in layer.named_modules() if isinstance(module, ShardedModule)}
     for name, parameter in layer.named_parameters():
         path, _, own = name.rpartition(".")
         parent, _, last = path.rpartition(".")
         if last == "shard" and parent in sharded:
-            yield ParameterPart(f"{parent}.{own}", parameter, sharded[parent].dimensions[own])
+            yield ParameterPart(f"{parent}.{own}", parameter, sharded[parent].dimensions.get(own))
         else:
             yield ParameterPart(name, parameter, None)
 

@@ -108,10 +108,10 @@ def transfer_tag(step: int, transfer: Transfer) -> int:
     return _tag(step, _TRANSFERS[transfer.kind], transfer.stage * _MOST_MICROBATCHES + transfer.microbatch)
 
 
-def sync_tag(step: int, first_layer: int, number: int) -> int:
-    """Return the tag of round ``number`` of the gradient sum that starts at layer ``first_layer``."""
+def sync_tag(step: int, key: int, number: int) -> int:
+    """Return the tag of round ``number`` of the gradient sum with this `GradientSync.key`."""
     assert number < _MOST_ROUNDS
-    return _tag(step, _SYNC, first_layer * _MOST_ROUNDS + number)
+    return _tag(step, _SYNC, key * _MOST_ROUNDS + number)
 
 
 def probe_tag(step: int) -> int:

@@ -124,7 +124,7 @@ def _say_whether_it_holds(result: tuple[str, bool]) -> None:
 for _title, _verbs in {
     START: (plan.demo,),
     PLAN: (plan.plan, plan.simulate, plan.compare, plan.report, plan.sweep),
-    RUN: (run.run, run.deploy, run.host, run.status, run.logs, run.stop),
+    RUN: (run.run, run.export, run.deploy, run.host, run.status, run.logs, run.stop),
     MEASURE: (bench, reproduce),
 }.items():
     for _verb in _verbs:

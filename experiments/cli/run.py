@@ -96,6 +96,19 @@ def run(
     say(present(record, as_json))
 
 
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with real compute.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of checkpoints: export the newest one, not the end of the run.")
+    ] = None,
+) -> None:
+    """Write a trained model for transformers' from_pretrained. Example: ropebridge export runs/1 -o my-llama."""
+    from experiments.verbs.run import export as verb
+
+    say(verb(folder, checkpoint, output))
+
+
 def deploy(
     scenario: ScenarioArgument,
     target: Annotated[

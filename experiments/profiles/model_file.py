@@ -109,6 +109,8 @@ def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
     sizes = {"parameters": layer.parameter_bytes, "output": layer.output_bytes, "activation": layer.activation_bytes}
     entry: dict[str, Any] = {"name": layer.name, **({"repeat": repeat} if repeat > 1 else {})}
     entry |= {key: f"{size} B" for key, size in sizes.items()}
+    if layer.tied_bytes:
+        entry["tied"] = f"{layer.tied_bytes} B"
     if isinstance(layer, LayerWork):
         forward = _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
         fixed = {"fixed": f"{layer.fixed_bytes} B"} if layer.fixed_bytes else {}
@@ -141,6 +143,7 @@ def _shard(sharding: Sharding | None) -> dict[str, Any]:
                 for key, each in sums.items()
                 if each.count
             },
+            **({"rows": sharding.rows} if sharding.rows else {}),
         }
     }
 

@@ -6,14 +6,19 @@ from typing import Any
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig, ComputeMode
+from experiments.runs.folder import new_folder
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
+from planner.files.resolved_scenario import read_resolved_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
 # Default number of steps from one checkpoint to the next.
 CHECKPOINT_EVERY = 10
+
+# The file of a run folder with the trained parameters.
+PARAMETERS = "parameters.safetensors"
 
 
 def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None], TorchBackend]:
@@ -24,7 +29,7 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
     """
 
     def make(folder: Path | None) -> TorchBackend:
-        parameters = folder / "parameters.safetensors" if folder is not None else None
+        parameters = folder / PARAMETERS if folder is not None else None
         return TorchBackend(compute, parameters=parameters, resources=folder, **options)
 
     return make
@@ -63,6 +68,32 @@ def checkpoint_config(
     step, plan = resumption(folder, scenario, steps, tell)
     tell(f"resumed from the checkpoint of step {step}")
     return CheckpointConfig(folder, every, step), plan
+
+
+def export(run: Path, checkpoint: Path | None, output: Path) -> str:
+    """Write a run's trained model for transformers into a new folder; return what to print.
+
+    Args:
+        run: The run's folder.
+        checkpoint: The folder of checkpoints, of which the newest complete one is exported; None for the parameters at
+            the end of the run.
+        output: The new folder.
+
+    Raises:
+        InputError: The run's model cannot be exported, or it has no parameters.
+    """
+    # Loads torch, which other verbs do not need.
+    from executor.recovery.export import checkpoint_parameters, export_model, read_parameters
+
+    scenario = read_resolved_scenario(run / "scenario.json")
+    if checkpoint is None:
+        what, parameters = "the end of the run", read_parameters(run / PARAMETERS)
+    else:
+        step, parameters = checkpoint_parameters(checkpoint, scenario)
+        what = f"the checkpoint of step {step}"
+    with new_folder(output) as folder:
+        files = [path.name for path in export_model(scenario, parameters, folder)]
+    return f"weights of {what}: {output}: {', '.join(files)}"
 
 
 def resumed_plan(plan: Plan, scenario: Scenario, ordering: Ordering) -> Plan:

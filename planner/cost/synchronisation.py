@@ -36,7 +36,7 @@ def all_reduce(algorithm: str, elements: int, regions: tuple[str, ...], position
 
 @dataclass(frozen=True, slots=True)
 class GradientSync:
-    """An all-reduce of the gradients of layers ``first_layer`` to ``end_layer - 1``.
+    """An all-reduce of the gradients of layers ``first_layer`` to ``end_layer - 1``, or of what tied layers share.
 
     Attributes:
         devices: Names of the devices that hold these layers, in the order of the plan.
@@ -47,6 +47,9 @@ class GradientSync:
             shard of its own at the same time, over the same links.
         in_one_message: Whether each of ``devices`` sends the shards of its whole group, as in paced runs; in training
             each device of a group sends its own.
+        tied: Whether the sum is over the copies of the parameters that the model's tied layers share, and only over
+            these; ``first_layer`` is the first of the tied layers, and ``end_layer`` follows the last one. The other
+            sums leave these copies out.
     """
 
     first_layer: int
@@ -57,6 +60,12 @@ class GradientSync:
     regions: tuple[str, ...]
     shards: int = 1
     in_one_message: bool = False
+    tied: bool = False
+
+    @property
+    def key(self) -> int:
+        """Number that no other sum of a device has: the first layer, or for tied layers one behind all first layers."""
+        return self.end_layer if self.tied else self.first_layer
 
     @property
     def messages(self) -> int:
@@ -86,25 +95,55 @@ def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
     """Return the all-reduces of a plan: one for each run of consecutive layers held by the same two or more devices.
 
     Replicas of a stage always sum their gradients; pipelines do so only with the method ``allreduce``. With
-    ``bucket_bytes`` above 0, runs are cut into buckets, last layers first, which is the order of backward.
+    ``bucket_bytes`` above 0, runs are cut into buckets, last layers first, which is the order of backward. Last comes
+    the sum over all devices with copies of tied parameters, as that of embedding and head in Megatron-LM; a device with
+    several copies adds their gradients itself.
     """
-    if plan.synchronisation.bucket_bytes:
-        return tuple(reversed([*_syncs_over(plan.pipelines, plan, scenario)]))
     if plan.synchronisation.method == "allreduce":
-        return tuple(_syncs_over(plan.pipelines, plan, scenario))
-    return tuple(sync for pipeline in plan.pipelines for sync in _syncs_over([pipeline], plan, scenario))
+        return (*_syncs_over(plan.pipelines, plan, scenario), *_tied_sync(plan.pipelines, plan, scenario))
+    each = [[pipeline] for pipeline in plan.pipelines]
+    return tuple(sync for one in each for sync in (*_syncs_over(one, plan, scenario), *_tied_sync(one, plan, scenario)))
 
 
 def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
-    for run in _runs(pipelines, plan, scenario):
+    runs = list(_runs(pipelines, plan, scenario))
+    for run in reversed(runs) if plan.synchronisation.bucket_bytes else runs:
         replicas = [replica for *_, replica in holders(pipelines, run[0])]
-        devices = tuple(replica.device for replica in replicas)
         degree = min(replica.tensor_parallel for replica in replicas)
-        elements = group_bytes(scenario, run[0], run[-1] + 1, degree) // (degree * FLOAT32_BYTES)
-        if len(devices) > 1 and elements > 0:
-            regions = tuple(scenario.cluster.by_name[device].region for device in devices)
-            algorithm = plan.synchronisation.algorithm
-            yield GradientSync(run[0], run[-1] + 1, devices, elements, algorithm, regions, degree)
+        model = scenario.model.at_degree(degree)
+        own_bytes = group_bytes(scenario, run[0], run[-1] + 1, degree) // degree
+        shard_bytes = own_bytes - model.tied_bytes(run[0], run[-1] + 1)
+        yield from _sync(run[0], run[-1] + 1, replicas, shard_bytes, plan, scenario)
+
+
+def _tied_sync(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
+    tied = scenario.model.tied_layers
+    if tied:
+        found = [replica for one in pipelines for layer in tied for *_, replica in holders([one], layer)]
+        replicas = list({replica.device: replica for replica in found}.values())
+        degree = min(replica.tensor_parallel for replica in replicas)
+        shard_bytes = scenario.model.at_degree(degree).layers[tied[0]].tied_bytes
+        yield from _sync(tied[0], tied[-1] + 1, replicas, shard_bytes, plan, scenario, tied=True)
+
+
+def _sync(
+    first: int,
+    end: int,
+    replicas: Sequence[Replica],
+    shard_bytes: int,
+    plan: Plan,
+    scenario: Scenario,
+    *,
+    tied: bool = False,
+) -> Iterator[GradientSync]:
+    """Yield the sum over several replicas, unless there is nothing to sum."""
+    elements = shard_bytes // FLOAT32_BYTES
+    if len(replicas) > 1 and elements > 0:
+        devices = tuple(replica.device for replica in replicas)
+        regions = tuple(scenario.cluster.by_name[device].region for device in devices)
+        degree = min(replica.tensor_parallel for replica in replicas)
+        algorithm = plan.synchronisation.algorithm
+        yield GradientSync(first, end, devices, elements, algorithm, regions, degree, tied=tied)
 
 
 def group_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int) -> int:
@@ -139,7 +178,7 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
             buckets.insert(0, [])
             missing_bytes = bucket_bytes
         buckets[0].insert(0, layer)
-        missing_bytes -= scenario.model.layers[layer].parameter_bytes
+        missing_bytes -= scenario.model.layers[layer].parameter_bytes - scenario.model.layers[layer].tied_bytes
     return buckets
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 
-from planner.files.importers.huggingface import read_huggingface
+from planner.files.importers.huggingface import read_config, read_huggingface
 from planner.files.importers.sailor import read_sailor
 from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, PassMemory, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
 from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
 from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.errors import InputError, find_by_name
@@ -48,6 +48,7 @@ class ShardEntry:
         like: One of the named divisions, which then gives ``activation``, ``fixed``, ``forward`` and ``backward``.
         parts: The number of devices must divide this number; 0 for any number of devices.
         parameters: Parameters that are replicated on every device.
+        rows: Rows of a divided table: if the number of devices does not divide it, the layer is replicated.
         activation: Saved activations of a sample that are replicated on every device.
         fixed: The part of ``activation`` that half precision does not make smaller.
         forward: Sums over the group in the forward; none if absent.
@@ -61,6 +62,7 @@ class ShardEntry:
     fixed: Bytes = 0
     forward: SumsEntry | None = None
     backward: SumsEntry | None = None
+    rows: Annotated[int, Field(ge=0, le=100_000_000)] = 0
 
 
 @file_entry
@@ -84,6 +86,8 @@ class LayerEntry:
 
     Attributes:
         fixed: The part of ``activation`` that half precision does not make smaller.
+        tied: The part of ``parameters`` that the layer shares with all other layers that have ``tied``, as embedding
+            and head of many language models do; each of the layers holds a copy.
         shard: How the devices of a host can divide the layer by tensor parallelism: ``column``, ``row``, ``heads``,
             ``block`` or ``vocabulary``, or in numbers. Without it, the layer is replicated on all of them.
         memory: Measured memory of the passes; without it, ``workspace_share`` of the scenario's effects.
@@ -97,6 +101,7 @@ class LayerEntry:
     forward: Flop | None = None
     times: dict[str, TimesEntry] | None = None
     fixed: Bytes = 0
+    tied: Bytes = 0
     shard: _Named | ShardEntry | None = None
     memory: MemoryEntry | None = None
 
@@ -118,7 +123,9 @@ class ModelEntry:
         precision: The precision in which times and sizes were measured, fp32 if absent; layers with ``forward`` have
             float32 sizes.
         measured_on: The device on which the times of each kind were measured, in words, by the kind.
-        code: The file with the model's code, for runs with real compute.
+        code: The file with the model's code, for runs with real compute; a ``huggingface`` model needs none.
+        weights: A safetensors file, or a folder of such files, with the first weights of a ``huggingface`` model;
+            random weights if absent.
     """
 
     name: Name
@@ -127,6 +134,7 @@ class ModelEntry:
     sailor: SailorEntry | None = None
     huggingface: str | None = None
     tokens: Positive | None = None
+    weights: str | None = None
     measured_on: dict[str, str] = field(default_factory=dict)
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
@@ -134,8 +142,8 @@ class ModelEntry:
 
 def read_model(
     part: Part, kinds: dict[str, DeviceKind], precision: str, most_devices: int = 1
-) -> tuple[ModelProfile, ModelCode | None]:
-    """Return the model's costs on these device kinds in a precision, and its code; None without the key ``code``.
+) -> tuple[ModelProfile, Code | None]:
+    """Return the model's costs on these device kinds in a precision, and what trains it, if anything does.
 
     ``most_devices`` is the largest number of devices that a tensor-parallel group can have: those of a host.
     """
@@ -189,9 +197,15 @@ def _check_precision(entry: ModelEntry, precision: str, part: Part) -> None:
         )
 
 
-def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
+def _code(entry: ModelEntry, part: Part) -> Code | None:
+    if entry.weights is not None and (entry.huggingface is None or entry.code is not None):
+        raise InputError(
+            "'weights' are those of a 'huggingface' model without 'code'",
+            where=part.where("weights"),
+            valid="remove 'weights', and load them in the model's code",
+        )
     if entry.code is None:
-        return None
+        return _huggingface_code(entry, part)
     path = part.path(entry.code).resolve()
     if not path.is_file():
         raise InputError(
@@ -200,6 +214,21 @@ def _code(entry: ModelEntry, part: Part) -> ModelCode | None:
             valid=f"{path} must be a Python file",
         )
     return ModelCode(path, entry.arguments)
+
+
+def _huggingface_code(entry: ModelEntry, part: Part) -> HuggingFaceCode | None:
+    if entry.huggingface is None:
+        return None
+    assert entry.tokens is not None, "it was checked"
+    source = part.path(entry.huggingface).resolve()
+    weights = None if entry.weights is None else part.path(entry.weights).resolve()
+    if weights is not None and not weights.exists():
+        raise InputError(
+            f"there are no weights '{entry.weights}'",
+            where=part.where("weights"),
+            valid=f"{weights} must be a safetensors file, or a folder of such files",
+        )
+    return HuggingFaceCode(source, read_config(source), entry.tokens, weights)
 
 
 # A layer by its work or by its measured times, with its place in a file.
@@ -261,7 +290,7 @@ def _repeated(entry: LayerEntry, where: str, places: Sequence[_Place]) -> Sequen
         if entry.forward is not None:
             if entry.memory is not None:
                 raise InputError("memory is measured with times", "memory", "remove it, or give 'times'")
-            work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed)
+            work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed, tied_bytes=entry.tied)
             layers = [replace(work, sharding=_sharding(entry, place)) for place in places]
         else:
             layers = [_measured(entry)] * len(places)
@@ -283,7 +312,8 @@ def _measured(entry: LayerEntry) -> LayerProfile:
     updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
     measured = entry.memory
     memory = None if measured is None else PassMemory(measured.output, measured.fixed, measured.sample)
-    return LayerProfile(entry.name, entry.parameters, entry.output, entry.activation, tables, updates, memory=memory)
+    sizes = (entry.parameters, entry.output, entry.activation)
+    return LayerProfile(entry.name, *sizes, tables, updates, memory=memory, tied_bytes=entry.tied)
 
 
 def _sharding(entry: LayerEntry, place: _Place) -> Sharding | None:
@@ -316,4 +346,4 @@ def _sharding(entry: LayerEntry, place: _Place) -> Sharding | None:
     forward, backward = (
         NO_SUMS if sums is None else GroupSums(sums.count, sums.bytes) for sums in (shard.forward, shard.backward)
     )
-    return Sharding(shard.parts, shard.parameters, shard.activation, forward, backward, shard.fixed)
+    return Sharding(shard.parts, shard.parameters, shard.activation, forward, backward, shard.fixed, shard.rows)

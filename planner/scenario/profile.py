@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from traces.common.errors import InputError
 
@@ -140,6 +140,8 @@ class LayerProfile:
             the layer is not sharded, or if its times were measured in a group.
         backward_sums: The same of the input gradient.
         memory: Measured memory of its passes; None if only ``activation_bytes`` is known.
+        tied_bytes: Bytes of the layer's copy of the parameters that it shares with other layers, such as the table of
+            tied embeddings; all layers with such a copy share the same parameters.
     """
 
     name: str
@@ -150,6 +152,7 @@ class LayerProfile:
     update_s: Mapping[str, float] = field(default_factory=dict)
     forward_sums: GroupSums = NO_SUMS
     backward_sums: GroupSums = NO_SUMS
+    tied_bytes: int = 0
     memory: PassMemory | None = None
 
     @property
@@ -179,6 +182,15 @@ class ModelProfile:
     name: str
     layers: tuple[LayerProfile, ...]
     sharded: Mapping[int, "ModelProfile"] = field(default_factory=dict)
+
+    @cached_property
+    def tied_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that share parameters, each of which holds a copy."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.tied_bytes)
+
+    def tied_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the copies of shared parameters in layers ``start`` to ``stop - 1``."""
+        return sum(self.layers[index].tied_bytes for index in self.tied_layers if start <= index < stop)
 
     def at_degree(self, degree: int) -> "ModelProfile":
         """Return the profile of one device of a tensor-parallel group.

@@ -71,6 +71,7 @@ class LayerWork:
             layer has no input gradient (an embedding).
         backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
             for a layer without parameters.
+        tied_bytes: As in `planner.scenario.profile.LayerProfile`.
 
     Raises:
         InputError: An amount is negative or not finite.
@@ -85,6 +86,7 @@ class LayerWork:
     backward_weight_flop: float | None = None
     fixed_bytes: int = 0
     sharding: Sharding | None = None
+    tied_bytes: int = 0
 
     def __post_init__(self) -> None:
         flop = (self.forward_flop, self.backward_input_flop or 0.0, self.backward_weight_flop or 0.0)
@@ -101,6 +103,8 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
     sharding = work.sharding
     if sharding is None or degree == 1:
         return work
+    if sharding.rows % degree:
+        return replace(work, sharding=None)
 
     def shard(size_bytes: int, replicated_bytes: int) -> int:
         return replicated_bytes + -(-max(0, size_bytes - replicated_bytes) // degree)
@@ -116,6 +120,7 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
         parameter_bytes=shard(work.parameter_bytes, sharding.replicated_parameter_bytes),
         activation_bytes=shard(work.activation_bytes, sharding.replicated_activation_bytes),
         fixed_bytes=shard(work.fixed_bytes, sharding.replicated_fixed_bytes),
+        tied_bytes=work.tied_bytes // degree,
     )
 
 
@@ -159,6 +164,7 @@ def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str)
         {kind.name: _time_table(converted, kind, formats) for kind in kinds},
         forward_sums=_converted(work.sharding.forward_sums if work.sharding else NO_SUMS, formats),
         backward_sums=_converted(work.sharding.backward_sums if work.sharding else NO_SUMS, formats),
+        tied_bytes=work.tied_bytes,
     )
 
 

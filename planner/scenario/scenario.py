@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
@@ -24,6 +25,38 @@ class ModelCode:
     path: Path
     arguments: Mapping[str, int | float | str | bool]
 
+    @property
+    def source(self) -> Path:
+        """The file that error messages name."""
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceCode:
+    """A model of the package ``transformers``, for runs with real compute.
+
+    Attributes:
+        source: The ``config.json``, for error messages; ranks read ``config`` instead.
+        config: The content of the ``config.json``.
+        tokens: Number of tokens in a sample; of patches and the class token for a model of images.
+        path: A safetensors file, or a folder of such files, with the first weights; None for random ones, which follow
+            the training's seed.
+    """
+
+    source: Path
+    config: Mapping[str, Any]
+    tokens: int
+    path: Path | None = None
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a folder, or the one file that ``path`` is."""
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+# What can be trained. Each host needs a copy of the file or folder ``path``, if there is one.
+Code = ModelCode | HuggingFaceCode
+
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
@@ -42,7 +75,7 @@ class Scenario:
     cluster: Cluster
     model: ModelProfile
     training: Training
-    code: ModelCode | None = None
+    code: Code | None = None
     effects: Effects = field(default_factory=Effects)
     faults: tuple[Fault, ...] = ()
     data: Mapping[str, int] = field(default_factory=dict)

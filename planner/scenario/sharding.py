@@ -33,6 +33,8 @@ class Sharding:
         forward_sums: Sums over the group in the forward.
         backward_sums: Sums over the group in the input gradient.
         replicated_fixed_bytes: The part of ``replicated_activation_bytes`` that is the same in every precision.
+        rows: Number of rows of a divided table, of which each device has equally many: if the number of devices does
+            not divide it, the layer is replicated. 0 if there is no such table.
     """
 
     parts: int
@@ -41,6 +43,7 @@ class Sharding:
     forward_sums: GroupSums
     backward_sums: GroupSums
     replicated_fixed_bytes: int = 0
+    rows: int = 0
 
 
 def named_sharding(

@@ -61,11 +61,11 @@ def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tu
             first = len(acting)
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
-                    key = (sync.first_layer, exchange.round, actor, actors[sync.devices[exchange.send_to]])
+                    key = (sync.key, exchange.round, actor, actors[sync.devices[exchange.send_to]])
                     sent.append((action, key, sync.sent_bytes(exchange)))
                 if exchange.receive_from is not None:
                     source = actors[sync.devices[exchange.receive_from]]
-                    waiting[sync.first_layer, exchange.round, source, actor] = action + 1
+                    waiting[sync.key, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
             sent_bytes = sum(sync.sent_bytes(exchange) for exchange in exchanges)
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
@@ -115,18 +115,23 @@ def ready_buckets(
     # A process that hangs may be ended, and its action repeated too.
     leaving = {fault.device for fault in scenario.faults if isinstance(fault, Absence | Hang)}
     last = _last_backwards(actions)
-    found = []
+    found: list[BucketReady] = []
     for sync, each in enumerate(syncs):
-        for pipeline, index, stage, replica in holders(plan.pipelines, each.first_layer):
-            actor = number[replica.device]
-            action = last.get((actor, pipeline, index), AT_ONCE)
-            if action == AT_ONCE:
-                after_s = 0.0
-            elif replica.device in leaving:
-                after_s = float(actions.duration_s[action])
-            else:
-                after_s = _after_s(each, stage, replica, action, actions, scenario)
-            found.append(BucketReady(actor, sync, action, after_s))
+        ready: dict[int, BucketReady] = {}
+        for layer in scenario.model.tied_layers if each.tied else (each.first_layer,):
+            for pipeline, index, stage, replica in holders(plan.pipelines, layer):
+                actor = number[replica.device]
+                action = last.get((actor, pipeline, index), AT_ONCE)
+                if action == AT_ONCE:
+                    after_s = 0.0
+                elif replica.device in leaving or each.tied:
+                    after_s = float(actions.duration_s[action])
+                else:
+                    after_s = _after_s(each, stage, replica, action, actions, scenario)
+                bucket = BucketReady(actor, sync, action, after_s)
+                # A device's copies of tied parameters are complete when the last of them is.
+                ready[actor] = max(ready.get(actor, bucket), bucket, key=lambda moment: moment.action)
+        found += ready.values()
     return sorted(found, key=lambda bucket: (bucket.actor, bucket.sync))
 
 

@@ -1,20 +1,21 @@
 """Loads the user's model from its file, computes the sizes of its layers, and compares them with the profile."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import find_spec
 
 import torch
+from torch import nn
 
 from executor.training.data.order import DataOrder, FiniteData, SampleData
 from executor.training.data.sources import open_data
 from executor.training.models.precision import boundary_dtype
-from executor.training.models.trainable import MEMBERS, TrainableModel, check_members, own_data
+from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
 from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.scenario import Code, HuggingFaceCode, Scenario
 from planner.systems.user_code import load_build
 from planner.systems.user_code import user_code as code_around
 from traces.common.errors import InputError
@@ -35,11 +36,17 @@ class SampleShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerSize:
-    """Sizes of a layer's parameters and output, and whether the layer changes its input tensor in place."""
+    """Sizes of a layer.
+
+    Attributes:
+        changes_inputs: Whether the layer changes its input tensor in place.
+        tied_bytes: Bytes of the layer's copy of a parameter that several layers share.
+    """
 
     parameter_bytes: int
     output: SampleShape
     changes_inputs: bool = False
+    tied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +63,49 @@ class LoadedModel:
     workers: int = 0
 
 
-def load_model(code: ModelCode, seed: int) -> TrainableModel:
-    """Return the model that the file's function ``build`` returns, with parameters that depend on the seed alone.
+def load_model(code: Code, seed: int) -> TrainableModel:
+    """Return the model of a configuration of transformers, or that the file's function ``build`` returns.
+
+    Its parameters depend on the seed alone.
 
     Raises:
         InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
     """
+    if isinstance(code, HuggingFaceCode):
+        return _load_huggingface(code, seed)
     build = load_build(code.path, "model", f"an object with {MEMBERS}", code.arguments)
     torch.manual_seed(seed)
     model: TrainableModel = build()
-    check_members(model, str(code.path))
+    check_members(model, str(code.source))
+    return model
+
+
+def load_transformers() -> None:
+    """Load the package ``transformers``.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise InputError(
+            "the package 'transformers' is not installed",
+            where="model.huggingface",
+            valid="pip install 'ropebridge[hf]', or run with '--compute paced'",
+        )
+    import executor.training.models.huggingface  # noqa: F401 - loads transformers
+
+
+def _load_huggingface(code: HuggingFaceCode, seed: int) -> TrainableModel:
+    load_transformers()
+    from executor.training.models.huggingface import build_model
+
+    with user_code(code, "transformers cannot build the model"):
+        model: TrainableModel = build_model(code, seed)
     return model
 
 
 def check_model(scenario: Scenario) -> LoadedModel:
-    """Return a scenario's model if its code can be trained and matches its profile.
+    """Return a scenario's model, as `load_for_checks` does, if its code can be trained and matches its profile.
 
     Raises:
         InputError: The scenario has no code, a layer differs from the profile, or the loss is not a single number.
@@ -82,19 +117,29 @@ def check_model(scenario: Scenario) -> LoadedModel:
             valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
         )
     training = scenario.training
-    loaded = load_with_sizes(scenario.code, training.seed, training.precision, training.data)
-    compare_sizes(scenario.model, loaded.sizes, str(scenario.code.path))
+    loaded = load_for_checks(scenario.code, training.seed, training.precision, training.data)
+    compare_sizes(scenario.model, loaded.sizes, str(scenario.code.source))
     _check_loss(loaded, scenario.code, training.seed)
     return loaded
 
 
-def load_with_sizes(
-    code: ModelCode, seed: int, precision: str = "fp32", named: TrainingData | None = None
-) -> LoadedModel:
+def load_for_checks(code: Code, seed: int, precision: str = "fp32", named: TrainingData | None = None) -> LoadedModel:
+    """Return the same as `load_with_sizes`, but the layers of a configuration of transformers without memory.
+
+    Such a model may be larger than the memory of the machine that starts a run. Its samples are real.
+    """
+    if not isinstance(code, HuggingFaceCode):
+        return load_with_sizes(code, seed, precision, named)
+    with torch.device("meta"):
+        model = load_model(code, seed)
+    return _with_sizes(model, code, seed, precision, named)
+
+
+def load_with_sizes(code: Code, seed: int, precision: str = "fp32", named: TrainingData | None = None) -> LoadedModel:
     """Return the model, its data, and the sizes of its layers, computed with a copy on torch's meta device.
 
     Args:
-        code: The model's file.
+        code: The model's file, or its configuration.
         seed: Seed of the initial parameters and of the order of the data.
         precision: One of `planner.scenario.training.PRECISIONS`; outputs between layers have its number format.
         named: The data that the scenario names; None for the model's own.
@@ -102,51 +147,64 @@ def load_with_sizes(
     Raises:
         InputError: The model cannot be built, or cannot be split between its layers, or the data cannot be read.
     """
-    loaded = load_model(code, seed)
-    data = own_data(loaded, str(code.path)) if named is None else open_data(named, seed)
-    with user_code(code.path, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
+    return _with_sizes(load_model(code, seed), code, seed, precision, named)
+
+
+def _with_sizes(
+    loaded: TrainableModel, code: Code, seed: int, precision: str, named: TrainingData | None
+) -> LoadedModel:
+    data = own_data(loaded, str(code.source)) if named is None else open_data(named, seed)
+    with user_code(code, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
         inputs, _ = DataOrder(data, global_batch=1, seed=seed).samples(0, 0, 1)
         outputs = inputs.to("meta")
     with torch.device("meta"):
         model = load_model(code, seed)
-    _check_parameters(model, str(code.path))
+    _check_parameters(model, str(code.source))
+    tied = {index: layer.get_parameter(name).nbytes for index, layer, name in _tied(model)}
     sizes = []
     for index, layer in enumerate(model.layers):
         entering, version = outputs, outputs._version
-        with user_code(code.path, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
+        with user_code(code, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
             outputs = layer(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
                 f"layer {index} returns {_described(outputs)} for one sample",
-                where=str(code.path),
+                where=str(code.source),
                 valid="a layer takes one tensor and returns one, with the samples along its first dimension",
             )
         if index < len(model.layers) - 1 and outputs.dtype != torch.float32:
             raise InputError(
                 f"layer {index} returns {outputs.dtype}",
-                where=str(code.path),
+                where=str(code.source),
                 valid="outputs of all layers but the last must be torch.float32",
             )
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
         dtype = outputs.dtype if index == len(model.layers) - 1 else boundary_dtype(precision)
         output = SampleShape(tuple(outputs.shape[1:]), dtype)
-        sizes.append(LayerSize(parameter_bytes, output, changes_inputs=entering._version > version))
+        changes = entering._version > version
+        sizes.append(LayerSize(parameter_bytes, output, changes_inputs=changes, tied_bytes=tied.get(index, 0)))
     return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
 
 
-def _check_loss(loaded: LoadedModel, code: ModelCode, seed: int) -> None:
+def _tied(model: TrainableModel) -> Iterator[tuple[int, nn.Module, str]]:
+    """Yield each layer with a copy of a shared parameter: its index, the layer, and the parameter's name."""
+    for index, name in model.tied if isinstance(model, TiedModel) else ():
+        yield index, model.layers[index], name
+
+
+def _check_loss(loaded: LoadedModel, code: Code, seed: int) -> None:
     """Raise `InputError` if the loss of one sample, for an output of zeros, is not a single number.
 
     Unlike the layers, the loss is computed with real tensors, since it may depend on values.
     """
     _, targets = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)
     output = loaded.sizes[-1].output
-    with user_code(code.path, "'loss' fails for one sample"), torch.no_grad():
+    with user_code(code, "'loss' fails for one sample"), torch.no_grad():
         loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise InputError(
             f"'loss' returns {_described(loss)} for one sample",
-            where=str(code.path),
+            where=str(code.source),
             valid="a tensor with one number, the mean over the samples",
         )
 
@@ -175,9 +233,9 @@ def _described(outputs: object) -> str:
     return f"shape {list(outputs.shape)}" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
 
 
-def user_code(path: Path, failure: str) -> AbstractContextManager[None]:
+def user_code(code: Code, failure: str) -> AbstractContextManager[None]:
     """Return a context in which any error of the model's code becomes an `InputError` that begins with ``failure``."""
-    return code_around(path, failure, "correct the model, or 'arguments' in the scenario")
+    return code_around(code.source, failure, "correct the model, or 'arguments' in the scenario")
 
 
 def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
@@ -189,7 +247,10 @@ def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str 
             valid=f"its profile '{profile.name}' has {len(profile.layers)}: correct the profile or 'arguments'",
         )
     for index, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
-        pairs = [("bytes of parameters", size.parameter_bytes, layer.parameter_bytes)]
+        pairs = [
+            ("bytes of parameters", size.parameter_bytes, layer.parameter_bytes),
+            ("bytes of tied parameters", size.tied_bytes, layer.tied_bytes),
+        ]
         # The profile has no output size for the last layer, whose output is not sent.
         if index < len(sizes) - 1:
             pairs.append(("bytes of output for one sample", size.output.size_bytes, layer.output_bytes))

@@ -9,6 +9,12 @@ from torch import nn
 from executor.training.data.order import EndlessData, FiniteData, SampleData
 from traces.common.errors import InputError
 
+# In place of the number of a target, which the loss then leaves out, as torch's cross-entropy does.
+NO_TARGET = -100
+
+# How a tensor-parallel group shards a submodule: see `TensorParallelModel.parallel_layout`.
+COLUMN, ROW, VOCABULARY, SUMMED = "column", "row", "vocabulary", "summed"
+
 
 class TrainableModel(Protocol):
     """A model, which the function ``build`` of a model file returns.
@@ -30,7 +36,7 @@ class TensorParallelModel(Protocol):
     """A model whose layers can be sharded over the devices of a tensor-parallel group."""
 
     def parallel_layout(self, index: int) -> Mapping[str, str]:
-        """Return how the linear submodules of layer ``index`` are sharded; every device computes all other submodules.
+        """Return how the submodules of layer ``index`` are sharded; every device computes all other submodules.
 
         Keys are names of `torch.nn.Linear` submodules, as in ``named_modules``; values are ``column`` or ``row``, in
         pairs. A ``column`` submodule gives each device an equal part of its outputs. The ``row`` submodule that follows
@@ -39,9 +45,34 @@ class TensorParallelModel(Protocol):
         - Operations must work on a part. Activation functions do, and attention too if it takes the number of heads
           from the tensor's size; a norm over the sharded dimension does not.
         - No trained parameter may be used, such as that of `torch.nn.PReLU`: each device would have only a part of its
-          gradient. Such a model is refused.
+          gradient. Such a model is refused, unless the submodule with the parameter has the value ``summed``: then its
+          gradients are summed over the devices.
         - Dropout drops the same places on each device, since all draw the same random numbers.
+
+        The value ``vocabulary`` gives each device equally many rows of a `torch.nn.Embedding`, whose outputs are
+        summed, or of the linear layer whose outputs the last layer returns. The model's loss then gets the scores of
+        this device's rows, and must use `ShardedScores`. If the number of devices does not divide the rows, the
+        submodule is not sharded.
         """
+
+
+@runtime_checkable
+class ShardedScores(Protocol):
+    """A sharded matrix of scores, in place of the linear layer that had the value ``vocabulary``."""
+
+    def cross_entropy(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean cross-entropy over all rows, from this device's scores (count, own rows) and targets."""
+
+
+@runtime_checkable
+class TiedModel(Protocol):
+    """A model whose layers hold copies of one parameter, which stay equal since the copies' gradients are summed.
+
+    Attributes:
+        tied: The layer and the name in it of each copy; each layer has one at most.
+    """
+
+    tied: Sequence[tuple[int, str]]
 
 
 # The members that a model with data must have, as error messages list them.

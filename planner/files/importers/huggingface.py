@@ -1,4 +1,4 @@
-"""Reads the shape of language models from Hugging Face's ``config.json`` alone, without weights or transformers.
+"""Reads the shape of transformers from Hugging Face's ``config.json``, without weights or the package transformers.
 
 Each family is read as its configuration class in the package ``transformers`` defines it: names and defaults of keys,
 biases and norms.
@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.files.importers import read_bytes
 from planner.files.importers.transformer import TransformerShape
+from planner.files.importers.vision import VisionShape
 from traces.common.errors import InputError, unknown_name
 
 # The keys of most families, by the fields of `TransformerShape`.
@@ -31,6 +32,7 @@ _GPT2 = {
     "longest": "n_positions",
 }
 _BLOOM = {"vocabulary": "vocab_size", "width": "hidden_size", "blocks": "n_layer", "heads": "n_head"}
+_VIT = {key: name for key, name in _USUAL.items() if key not in ("vocabulary", "longest")}
 _OPT = {**_USUAL, "inner": "ffn_dim"}
 # Number of rows at the start of OPT's and RoBERTa's position tables that stand for no position (padding).
 _OPT_OFFSET = _ROBERTA_OFFSET = 2
@@ -62,6 +64,15 @@ class _Config:
             )
         return value
 
+    def count(self, key: str, otherwise: int) -> int:
+        """Return the number of entries of an object; ``otherwise`` if the key is missing or null."""
+        value = self._values.get(key)
+        if value is None:
+            return otherwise
+        if not isinstance(value, dict) or not value:
+            raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give an object with entries")
+        return len(value)
+
     def flag(self, key: str, otherwise: bool) -> bool:
         """Return the value of a key, which must be a bool; ``otherwise`` if the key is missing."""
         value = self._values.get(key, otherwise)
@@ -80,11 +91,29 @@ class _Config:
         return found
 
 
-def read_huggingface(path: Path) -> TransformerShape:
+# What describes the layers of a model: their work for samples of some tokens, and the number of their parameters.
+Shape = TransformerShape | VisionShape
+
+
+def read_huggingface(path: Path) -> Shape:
     """Return the shape of the model that a ``config.json`` describes.
 
     Raises:
         InputError: The file is missing or malformed, its family is unknown, or keys that define the shape are missing.
+    """
+    values = read_config(path)
+    names, shape = FAMILIES[values["model_type"]]
+    try:
+        return shape(_Config(values, names, ""))
+    except InputError as error:
+        raise error.within(str(path)) from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a ``config.json``.
+
+    Raises:
+        InputError: The file is missing or malformed, or its family is unknown.
     """
     try:
         values = json.loads(read_bytes(path))
@@ -97,11 +126,7 @@ def read_huggingface(path: Path) -> TransformerShape:
     family = values["model_type"]
     if family not in FAMILIES:
         raise unknown_name("model_type", family, FAMILIES, where=str(path))
-    names, shape = FAMILIES[family]
-    try:
-        return shape(_Config(values, names, ""))
-    except InputError as error:
-        raise error.within(str(path)) from None
+    return values
 
 
 def _shape(config: _Config, tied: bool = True, **family: Any) -> TransformerShape:
@@ -196,8 +221,21 @@ def _roberta(config: _Config) -> TransformerShape:
     return _bert(config, offset=_ROBERTA_OFFSET)
 
 
+def _vit(config: _Config) -> VisionShape:
+    image_size, patch_size = config.number("image_size", 224), config.number("patch_size", 16)
+    bias = config.flag("qkv_bias", True)
+    blocks = _shape(config, tied=False, vocabulary=1, query_bias=bias)
+    return VisionShape(
+        blocks=blocks,
+        image_size=image_size,
+        patch_size=patch_size,
+        channels=config.number("num_channels", 3),
+        labels=config.count("id2label", config.number("num_labels", 2)),
+    )
+
+
 # By model_type: the required key for each field of `TransformerShape`, and the function that makes the shape.
-FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerShape]]] = MappingProxyType(
+FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], Shape]]] = MappingProxyType(
     {
         "bert": (_USUAL, _bert),
         "bloom": (_BLOOM, _bloom),
@@ -210,5 +248,6 @@ FAMILIES: Mapping[str, tuple[Mapping[str, str], Callable[[_Config], TransformerS
         "qwen2": (_USUAL, _qwen2),
         "qwen3": (_USUAL, _qwen3),
         "roberta": (_USUAL, _roberta),
+        "vit": (_VIT, _vit),
     }
 )

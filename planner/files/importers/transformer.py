@@ -14,7 +14,8 @@ width d.
 Numbers have 4 bytes; in half precision, the head still computes its loss in float32 and saves probabilities in it.
 Saved activations are those of torch's fused norms and activations and of
 scaled_dot_product_attention without dropout; models of many small operations save more, models with ReLU less. A head
-that shares the embedding's table counts as holding a copy, because the ends of a pipeline are on different devices.
+that shares the embedding's table counts as holding a copy, because the ends of a pipeline are on different devices;
+their gradients are summed (planner/cost/synchronisation.py).
 """
 
 from collections.abc import Sequence
@@ -140,6 +141,7 @@ class TransformerShape:
         saved_bytes = bytes_ * saved + tokens * _TOKEN_BYTES
         fixed_bytes = bytes_ * self.vocabulary + tokens * _TOKEN_BYTES
         outputs = bytes_ * self.vocabulary
+        tied_bytes = _NUMBER_BYTES * self._table if self.tied else 0
         head = LayerWork(
             "head",
             2 * tokens * matrices,
@@ -154,7 +156,9 @@ class TransformerShape:
                 NO_SUMS,
                 GroupSums(1, between),
                 tokens * _TOKEN_BYTES,
+                self.vocabulary,
             ),
+            tied_bytes=tied_bytes,
         )
         embedding = LayerWork(
             "embedding",
@@ -170,7 +174,9 @@ class TransformerShape:
                 GroupSums(1, between),
                 NO_SUMS,
                 tokens * _TOKEN_BYTES,
+                self.vocabulary,
             ),
+            tied_bytes=tied_bytes,
         )
         return [embedding, *[block] * self.blocks, head]
 

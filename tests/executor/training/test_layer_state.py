@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from executor.training.flat_state import LayerState
+from executor.training.flat_state import LayerState, named_state
 from executor.training.optimizer import UpdateRule
 from planner.scenario.training import Optimizer, Training
 
@@ -72,3 +72,21 @@ def test_a_rule_over_more_parameters_goes_on_with_those_that_it_had(name: str) -
     train(modules[:1], wider, 2, 2)
     train(expected[:1], whole, 2, 2)
     assert torch.equal(modules[0].weight, expected[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("sgd", []), ("momentum", ["momentum_buffer"]), ("adamw", ["exp_avg", "exp_avg_sq", "step"])],
+)
+def test_a_packed_state_has_the_tensors_of_its_layer_by_name(name: str, kept: list[str]) -> None:
+    here = layers()
+    rule = rule_of(here, name)
+    train(here, rule, 0, 3)
+    for layer in here:
+        found = named_state(layer, name, LayerState([layer], rule).pack())
+        expected = dict(layer.named_buffers())
+        for own, parameter in layer.named_parameters():
+            names = [own, *(f"{own}:{each}" for each in kept)]
+            expected |= dict(zip(names, [parameter.detach(), *rule.state(parameter)], strict=True))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(each, expected[own]) for own, each in found.items())

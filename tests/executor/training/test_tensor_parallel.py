@@ -17,7 +17,7 @@ from executor.backend import TorchBackend
 from executor.training.models.loading import check_model, load_with_sizes
 from executor.training.parallel_layout import check_layouts
 from executor.training.split_backward import splittable
-from executor.training.tensor_parallel import ShardedLinear, parameter_parts, shard_layer
+from executor.training.tensor_parallel import ShardedModule, parameter_parts, shard_layer
 from executor.validate import check_supported
 from planner.adapt.observation import Observation
 from planner.files.plan import write_plan
@@ -198,7 +198,7 @@ def test_adamw_on_the_shards_of_a_model_of_the_users_own(own_model: ModelCode, t
     [
         ({"wide": "column"}, {}, "", "cannot be computed in 2 parts by its parallel layout", "correct the model"),
         ({"wide": "row", "narrow": "column"}, {}, "", "cannot be computed in 2 parts", "correct the model"),
-        ({"wide": "columns"}, {}, "parallel_layout(1)", "'wide' has the value 'columns'", "'column' or 'row'"),
+        ({"wide": "columns"}, {}, "parallel_layout(1)", "'wide' has the value 'columns'", "'column', 'row', 'voc"),
         ({"wider": "column"}, {}, "parallel_layout(1)", "no submodule 'wider'", "wide, narrow"),
         ({"norm": "column"}, {}, "parallel_layout(1)", "'norm' is a LayerNorm", "only torch.nn.Linear"),
         (
@@ -293,6 +293,8 @@ def test_updates_without_waiting_are_refused() -> None:
 class Halves:
     """One of two devices, without the other one."""
 
+    degree = 2
+
     def __init__(self, place: int) -> None:
         self._place = place
 
@@ -320,7 +322,7 @@ def test_shards_are_small_plain_parameters_under_the_names_of_the_whole_layer() 
         else:
             assert torch.equal(torch.cat([part.parameter for part in found], dimension), parameter)
             assert found[0].parameter.untyped_storage().nbytes() == parameter.nbytes // 2
-    cut = [module for module in halves[0].layers[1].modules() if isinstance(module, ShardedLinear)]
+    cut = [module for module in halves[0].layers[1].modules() if isinstance(module, ShardedModule)]
     # So a backward can be split here too.
     assert [splittable(module.shard) is not None for module in cut] == [True] * 4
     assert [len(each) for each in held] == [len(list(whole.layers[1].parameters()))] * 2

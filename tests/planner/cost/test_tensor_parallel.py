@@ -239,7 +239,7 @@ def test_what_every_device_holds_is_told_beside_a_named_division(tmp_path: Path)
 @given(st.integers(2, 8), st.sampled_from(["fp32", "bf16"]))
 def test_every_device_of_a_group_saves_all_tokens(degree: int, precision: str) -> None:
     shape = TransformerShape(
-        vocabulary=4800,
+        vocabulary=5040,
         width=64,
         blocks=1,
         heads=8,
@@ -255,5 +255,5 @@ def test_every_device_of_a_group_saves_all_tokens(degree: int, precision: str) -
     tokens = 8 * 16
     assert embedding[1].activation_bytes == tokens
     # The scores of the head's shard stay float32, beside what enters it: two tensors of the width.
-    scores, entering = 4 * 16 * 4800 / degree, (2 if precision == "bf16" else 4) * 16 * 2 * 64
+    scores, entering = 4 * 16 * 5040 / degree, (2 if precision == "bf16" else 4) * 16 * 2 * 64
     assert head[1].activation_bytes == pytest.approx(tokens + scores + entering, abs=2)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from planner.files.importers.huggingface import FAMILIES, read_huggingface
-from planner.files.importers.transformer import TransformerShape
 from traces.common.errors import InputError
 
 BERT = {
@@ -84,6 +83,16 @@ NEOX = {
 }
 
 # As the models' own pages and papers count them, and as transformers builds them on the meta device.
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 16,
+    "id2label": {str(label): str(label) for label in range(1000)},
+}
 PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
     ("gpt2", GPT2, 124_439_808),
     ("gpt2-xl", {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48}, 1_557_611_200),
@@ -112,6 +121,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
         559_214_592,
     ),
     ("pythia-70m", NEOX, 70_426_624),
+    ("vit-base-patch16-224", VIT, 86_567_656),
     ("bert-base-uncased", BERT, 109_514_298),
     (
         "roberta-base",
@@ -121,7 +131,7 @@ PUBLISHED: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
-def shape_of(values: object, folder: Path) -> TransformerShape:
+def shape_of(values: object, folder: Path) -> Any:
     path = folder / "config.json"
     path.write_text(json.dumps(values))
     return read_huggingface(path)
@@ -135,7 +145,10 @@ def test_parameters_are_those_that_were_published(values: dict[str, Any], parame
     assert shape.parameters == parameters
     # Each end of the pipeline holds the table that they share.
     copy = shape.vocabulary * shape.embedding_width if shape.tied else 0
-    assert sum(layer.parameter_bytes for layer in shape.layers(64)) == 4 * (parameters + copy)
+    tokens = 197 if values["model_type"] == "vit" else 64
+    assert sum(layer.parameter_bytes for layer in shape.layers(tokens)) == 4 * (parameters + copy)
+    embedding, *_, head = shape.layers(tokens)
+    assert embedding.tied_bytes == head.tied_bytes == 4 * copy
 
 
 def test_every_family_is_held_to_a_published_model() -> None:
@@ -167,6 +180,8 @@ def test_work_is_two_operations_for_a_parameter_and_token_and_attention(tmp_path
         ({"model_type": "gpt2", "n_embd": 8}, "missing: vocab_size, n_layer, n_head, n_positions"),
         ({**GPT2, "n_embd": "wide"}, "n_embd: 'wide' is not allowed; give a whole number above zero"),
         ({**GPT2, "n_embd": 0}, "n_embd: 0 is not allowed; give a whole number above zero"),
+        ({**VIT, "patch_size": 15}, "patches of 15 pixels do not fill an image of 224"),
+        ({**VIT, "id2label": ["cat"]}, "id2label: ['cat'] is not allowed; give an object with entries"),
         ({**GPT2, "n_head": 7}, "7 heads do not divide a width of 768; give a multiple"),
         ({**GPT2, "tie_word_embeddings": "no"}, "tie_word_embeddings: 'no' is not allowed; give true or false"),
         ({**LLAMA, "num_key_value_heads": 5}, "32 heads with 5 key-value heads"),
@@ -182,3 +197,12 @@ def test_what_is_no_configuration_is_refused(values: object, message: str, tmp_p
 def test_samples_that_the_model_cannot_take(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="samples of 1025 tokens are not allowed; give 1 to 1024"):
         shape_of(GPT2, tmp_path).layers(1025)
+
+
+def test_a_model_of_images_takes_its_own_number_of_patches(tmp_path: Path) -> None:
+    embedding, *blocks, head = shape_of(VIT, tmp_path).layers(197)
+    assert embedding.forward_flop == 2 * 196 * 3 * 16 * 16 * 768
+    assert {block.forward_flop for block in blocks} == {2 * 197 * 12 * 768**2 + 4 * 197**2 * 768}
+    assert (head.forward_flop, head.output_bytes) == (2 * 768 * 1000, 4 * 1000)
+    with pytest.raises(InputError, match="samples of 196 tokens are not allowed; give 197"):
+        shape_of(VIT, tmp_path).layers(196)

@@ -1,0 +1,145 @@
+"""`ropebridge export`: what a run has trained, read by transformers and by another run."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from executor.training.models.loading import load_model
+from planner.files.scenario import read_scenario
+from tests.helpers.processes.command import ropebridge
+from tests.helpers.scenarios.huggingface import GPT2, LLAMA, original_names, write_scenario
+
+STEPS = 4
+
+
+def done(*arguments: object) -> str:
+    finished = ropebridge(*arguments)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def refusal(*arguments: object) -> str:
+    finished = ropebridge(*arguments)
+    assert finished.returncode == 2
+    assert "Traceback" not in finished.stderr
+    return finished.stderr
+
+
+def logits_of(scenario: Path) -> torch.Tensor:
+    """The scores of the first samples by ropebridge's layers."""
+    read = read_scenario(scenario)
+    assert read.code is not None
+    model = load_model(read.code, read.training.seed)
+    outputs, _ = model.samples(0, 3)
+    with torch.no_grad():
+        for layer in model.layers:
+            outputs = layer(outputs)
+    return outputs
+
+
+def logits_of_transformers(folder: Path, scenario: Path) -> torch.Tensor:
+    read = read_scenario(scenario)
+    assert read.code is not None
+    tokens, _ = load_model(read.code, read.training.seed).samples(0, 3)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return model(tokens).logits
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str, Any], tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, config, 2)
+    run = (scenario, "--strategy", "megatron", "--on-this-device", "--steps", STEPS)
+    checkpoints = ("--checkpoint", tmp_path / "checkpoints", "--checkpoint-every", STEPS - 1)
+    done("run", *run, *checkpoints, "-o", tmp_path / "run")
+    said = done("export", tmp_path / "run", "-o", tmp_path / "exported")
+    assert "config.json" in said
+    assert "model.safetensors" in said
+
+    # By hand: the parameters of the run under transformers' names, which are those of the export.
+    parameters = original_names(read_scenario(scenario), load_file(tmp_path / "run" / "parameters.safetensors"))
+    for name, value in load_file(tmp_path / "exported" / "model.safetensors").items():
+        assert torch.equal(value, parameters[name]), name
+
+    # From the exported configuration and weights as a scenario of their own.
+    again = tmp_path / "again"
+    again.mkdir()
+    write_scenario(again, config, 2, weights="../exported")
+    (again / "config.json").write_text((tmp_path / "exported" / "config.json").read_text())
+    expected = logits_of_transformers(tmp_path / "exported", scenario)
+    found = logits_of(again / "scenario.yaml")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    if config is LLAMA:
+        assert torch.equal(found, expected)
+
+    done("run", again / "scenario.yaml", *run[1:], "-o", tmp_path / "run-again")
+    done("export", tmp_path / "run", "-o", tmp_path / "newest", *checkpoints[:2])
+    newest = load_file(tmp_path / "newest" / "model.safetensors")
+    assert all(torch.equal(value, parameters[name]) for name, value in newest.items())
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, LLAMA, 2)
+    done("simulate", scenario, "--steps", 1, "-o", tmp_path / "simulated")
+    refused = refusal("export", tmp_path / "simulated", "-o", tmp_path / "exported")
+    assert "there are no parameters; name the folder of a finished run with real compute" in refused
+    done("simulate", "digits", "--steps", 1, "-o", tmp_path / "digits")
+    save_file({"0.weight": torch.zeros(1)}, tmp_path / "digits" / "parameters.safetensors")
+    refused = refusal("export", tmp_path / "digits", "-o", tmp_path / "exported")
+    assert "is not one of transformers" in refused
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": "nowhere"}, "model.weights: there are no weights 'nowhere'"),
+        ({"weights": "wide.safetensors"}, "'lm_head.weight' has shape [64, 16], and in the model of the config.json"),
+        ({"weights": "few.safetensors"}, "there are no weights for 'model.embed_tokens.weight'"),
+        ({"weights": "config.json"}, "the file cannot be read"),
+        ({"tokens": 1}, "model.tokens: samples of 1 token cannot be trained on"),
+        ({"tokens": 33}, "model.tokens: samples of 33 tokens are not allowed; give 1 to 32"),
+    ],
+)
+def test_wrong_weights_and_lengths_are_refused(change: Mapping[str, Any], message: str, tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, LLAMA, 1, **change)
+    save_file({"lm_head.weight": torch.zeros(64, 16)}, tmp_path / "wide.safetensors")
+    save_file({"lm_head.weight": torch.zeros(64, 32)}, tmp_path / "few.safetensors")
+    refused = refusal("run", scenario, "--on-this-device", "--steps", 1)
+    assert message in refused
+
+
+def test_a_family_without_layers_is_refused(tmp_path: Path) -> None:
+    bloom = {"model_type": "bloom", "n_layer": 2, "n_head": 2, "hidden_size": 16, "vocab_size": 32}
+    scenario = write_scenario(tmp_path, bloom, 1)
+    refused = refusal("run", scenario, "--on-this-device", "--steps", 1)
+    assert "unknown model_type for training 'bloom'; valid: gpt2, llama, mistral, qwen2, qwen3, vit" in refused
+
+
+def test_without_the_package_the_message_says_what_to_install(tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, LLAMA, 1)
+    # None in sys.modules is how Python marks a package that cannot be imported.
+    code = "import sys; sys.modules['transformers'] = None; from experiments.cli.app import main; main()"
+    command = [sys.executable, "-c", code, "run", str(scenario), "--on-this-device", "--steps", "1"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert "model.huggingface: the package 'transformers' is not installed; pip install" in finished.stderr
+
+
+def test_weights_belong_to_a_model_of_transformers(tmp_path: Path) -> None:
+    path = write_scenario(tmp_path, LLAMA, 1)
+    document = json.loads(path.read_text())
+    del document["model"]["huggingface"], document["model"]["tokens"]
+    layer = {"name": "a", "parameters": "1 B", "output": "1 B", "activation": "1 B", "forward": "1 FLOP"}
+    document["model"] |= {"layers": [layer], "weights": "config.json"}
+    path.write_text(json.dumps(document))
+    refused = refusal("plan", path)
+    assert "model.weights: 'weights' are those of a 'huggingface' model" in refused
