@@ -34,7 +34,7 @@ from planner.systems.auto.forecast import (
     forecast_paths,
     observed_links,
 )
-from planner.systems.auto.portfolio import Links, Portfolio, Searched, are_near, searched, with_links
+from planner.systems.auto.portfolio import Links, Portfolio, Searched, are_near, declared_links, searched, with_links
 from planner.systems.auto.probing import probing_plan
 from traces.common.errors import InputError
 
@@ -84,13 +84,8 @@ class AutoPolicy:
         self._believed_links: Links = {}
         self.thinking_s = 0.0
         self._links = {
-            # Observed latencies include jitter and hand-over, so the declared one must as well.
-            link.name: LinkForecast(
-                payload_bps(scenario.effects.network, link.bandwidth_bps),
-                link.latency_s + link.jitter_s + scenario.effects.network.handover_s,
-            )
-            for link in scenario.cluster.links
-            if link.source != link.target
+            name: LinkForecast(payload_bps(scenario.effects.network, rate_bps), latency_s)
+            for name, (rate_bps, latency_s) in declared_links(scenario).items()
         }
         self.portfolio = Portfolio(scenario, search)
         self._bias = PredictionBias()

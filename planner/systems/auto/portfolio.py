@@ -51,6 +51,7 @@ class Portfolio:
         self.searching_s = 0.0
         self._search = search
         self._scenario = scenario
+        self._declared = declared_links(scenario)
         self._plans: dict[Plan, None] = {}
         self._covered: list[tuple[Links, frozenset[str]]] = []
 
@@ -69,13 +70,25 @@ class Portfolio:
         if any(away == others and are_near(links, covered) for covered, others in self._covered):
             return
         self._covered.append((links, away))
-        there = with_links(self._scenario, _rounded(links))
+        there = with_links(self._scenario, self._rounded(links))
         try:
             found, searching_s = self._search(there, away)
         except InputError:
             return
         self.searching_s += searching_s
         self._add(found, with_found_orders(found, with_links(self._scenario, links)))
+
+    def _rounded(self, links: Links) -> Links:
+        """Return the links with rates and latencies rounded to the declared ones times powers of `GRID`.
+
+        Two runs, or a run and its simulation, observe links that differ by some percent. A search can answer a
+        difference of one percent with other stages and microbatches that are no better.
+        """
+        rounded = {}
+        for name, (rate_bps, latency_s) in links.items():
+            declared_bps, declared_s = self._declared[name]
+            rounded[name] = _nearest(rate_bps, declared_bps), _nearest(latency_s, declared_s)
+        return rounded
 
     def add(self, plan: Plan) -> None:
         """Add a plan, and also the same plan with a dynamic order, which loses less time when link rates vary."""
@@ -159,17 +172,21 @@ def are_near(links: Links, others: Links) -> bool:
     )
 
 
-def _rounded(links: Links) -> Links:
-    """Return the links with rates and latencies rounded to powers of `GRID`.
+def declared_links(scenario: Scenario) -> Links:
+    """Return the declared links, but those inside a region or host, with what observed latencies include."""
+    handover_s = scenario.effects.network.handover_s
+    return {
+        link.name: (link.bandwidth_bps, link.latency_s + link.jitter_s + handover_s)
+        for link in scenario.cluster.links
+        if link.source != link.target
+    }
 
-    Two runs, or a run and its simulation, observe links that differ by some percent. A search can answer a difference
-    of one percent with other stages and microbatches that are no better.
-    """
-    return {name: (_nearest(rate_bps), _nearest(latency_s)) for name, (rate_bps, latency_s) in links.items()}
 
-
-def _nearest(value: float) -> float:
-    return float(GRID ** round(math.log(value, GRID))) if value > 0 else 0.0
+def _nearest(value: float, declared: float) -> float:
+    """Return the power of `GRID`, times the declared value, that is nearest to a value."""
+    if not (value > 0 and 0 < declared < math.inf):
+        return value
+    return float(declared * GRID ** round(math.log(value / declared, GRID)))
 
 
 def with_links(scenario: Scenario, seen: Links) -> Scenario:

@@ -1,6 +1,5 @@
 """Tests of the portfolio of policy `auto`: links that are observed a little differently lead to the same plans."""
 
-import math
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -8,10 +7,11 @@ from hypothesis import strategies as st
 
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
-from planner.systems.auto.portfolio import GRID, Links, Portfolio, searched
+from planner.systems.auto.portfolio import GRID, Links, Portfolio, declared_links, searched
 
 SCENARIO = choose_scenario("four-sites")
-COUNT = len(SCENARIO.cluster.links)
+DECLARED = declared_links(SCENARIO)
+COUNT = len(DECLARED)
 
 SMALL = st.lists(st.floats(-0.4, 0.4), min_size=2 * COUNT, max_size=2 * COUNT)
 
@@ -28,15 +28,14 @@ def found(links: Links) -> set[Plan]:
 
 
 def observed(deviations: list[float]) -> Links:
-    """Return the scenario's links, rounded to the grid, with rates and latencies that deviate by powers of its ratio.
+    """Return the declared links with rates and latencies that deviate by powers of the grid's ratio.
 
-    The links of one site have a sixteenth of their rates.
+    The links of one site have fallen by twelve steps of the grid.
     """
     links = {}
-    for number, link in enumerate(SCENARIO.cluster.links):
-        rate_bps = link.bandwidth_bps / (16 if "east" in link.name else 1)
-        rate, latency = (round(math.log(value, GRID)) for value in (rate_bps, link.latency_s))
-        links[link.name] = GRID ** (rate + deviations[number]), GRID ** (latency + deviations[COUNT + number])
+    for number, (name, (rate_bps, latency_s)) in enumerate(DECLARED.items()):
+        rate = deviations[number] - (12 if "east" in name else 0)
+        links[name] = rate_bps * GRID**rate, latency_s * GRID ** deviations[COUNT + number]
     return links
 
 
