@@ -46,6 +46,21 @@ def name_process(name: str) -> None:
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
 
 
+# Longest path of a folder in which Python's `multiprocessing` can make sockets: addresses have up to 107 characters,
+# of which it adds 32.
+_LONGEST_FOLDER = 75
+
+
+def short_path(folder: str) -> str:
+    """Return a path of a folder in which processes of this host can make sockets, for as long as this process lives.
+
+    If the folder's own path is too long for the address of a socket, this is one through a descriptor of this process.
+    """
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER or not os.path.isdir("/proc/self/fd"):
+        return folder
+    return f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}"
+
+
 def close_inherited_sockets() -> None:
     """Close the sockets that this process has inherited from its parent, so that peers see when the parent ends.
 

@@ -21,7 +21,7 @@ from executor.core.job import JobFolder, rank_devices
 from executor.core.liveness import start_beating
 from executor.core.messages import SessionSpec
 from executor.core.step_program import compile_plan
-from executor.core.subprocesses import die_with_parent, end_sleeps_in_time
+from executor.core.subprocesses import die_with_parent, end_sleeps_in_time, short_path
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
@@ -78,7 +78,7 @@ def join_job(agent: str, folder: str) -> ControlClient:
     """Connect this process as a rank to the head; from now on the process ends with its agent."""
     die_with_parent(int(agent))
     # Temporary files of this process, and of those that load its data, are removed with the job's folder.
-    tempfile.tempdir = folder
+    tempfile.tempdir = short_path(folder)
     end_sleeps_in_time()
     keep_freed_memory()
     enter_device_network()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ def test_training_goes_on_with_another_plan_as_if_it_had_not_stopped(data: str, 
     assert len(rest["losses"]) == 7
     states = sorted(path.name for path in (tmp_path / "checkpoints" / "data").glob("*"))
     assert bool(states) == (data == "stateful")
+
+
+def test_processes_load_data_whatever_the_length_of_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of a Unix socket, by which they send tensors, has 107 characters at most."""
+    scenario = scenario_in(tmp_path, "indexed")
+    folder = tmp_path / ("temporary" * 12)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert len(trained(scenario, "--strategy", "gpipe", "--steps", 3)["losses"]) == 3
+    assert not [str(each) for each in folder.rglob("*")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
