@@ -70,7 +70,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(INSTALLED_GPU): pyproject.toml
 	@command -v nvidia-smi >/dev/null || { echo 'make gpu: this machine has no GPU (there is no nvidia-smi)' >&2; exit 2; }
 	$(PYTHON) -m venv --system-site-packages .venv/gpu
-	.venv/gpu/bin/pip install --quiet --editable '.[executor]'
+	.venv/gpu/bin/pip install --quiet --editable '.[gpu]'
 	touch $(INSTALLED_GPU)
 
 clean:

@@ -3,13 +3,14 @@
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import ComputeMode
+from executor.deploy.gpus import Gpus
 from executor.deploy.hosts_file import HostEntry
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
@@ -143,6 +144,7 @@ class Deployment:
         secrets: Names of environment variables whose values are not written to any file.
         ssh_options: Additional options of ``ssh`` and ``scp``.
         setup: Shell commands that prepare hosts which a cloud has just created.
+        gpus: The GPUs of each host.
     """
 
     name: str
@@ -153,6 +155,7 @@ class Deployment:
     secrets: tuple[str, ...]
     ssh_options: tuple[str, ...]
     setup: str
+    gpus: Gpus = field(default_factory=Gpus)
 
     def command(self, host: str, job: str, *, head: str | None = None) -> str:
         """Return the shell command that runs a host's part of the job.
@@ -177,7 +180,8 @@ def read_deployment(folder: Path) -> Deployment:
         data = json.loads((folder / _FILE).read_text())
         entries = TypeAdapter(dict[str, HostEntry]).validate_json(json.dumps(data["entries"]))
         tuples = {key: tuple(data[key]) for key in ("secrets", "ssh_options")}
-        return Deployment(**{**data, **tuples, "hosts": _read_hosts(folder / "job"), "entries": entries})
+        gpus = Gpus(**data.get("gpus", {}))
+        return Deployment(**{**data, **tuples, "hosts": _read_hosts(folder / "job"), "entries": entries, "gpus": gpus})
     except FileNotFoundError:
         raise InputError("there is no deployment", where=str(folder), valid=valid) from None
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:

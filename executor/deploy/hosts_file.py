@@ -18,6 +18,9 @@ Port = Annotated[int, Field(ge=1, le=65534)]
 # Without characters that are special in shell scripts or file names.
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=40)]
 Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/~@%+=:-]+$")]
+# As it is in options of Slurm and in labels of Kubernetes.
+GpuName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63)]
+GpuLabel = Annotated[str, Field(pattern=r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -31,7 +34,7 @@ class HostEntry:
         ssh: The host's name for ``ssh``; None for the name in the hosts file.
         folder: The folder for jobs on the host, relative to the home folder.
         command: The command that runs ``ropebridge`` on the host.
-        slurm: Options of ``sbatch`` for the host, such as ``--gres=gpu:1``.
+        slurm: Options of ``sbatch`` for the host, such as ``--partition=gpu``.
         kubernetes: Fields of the trainer in the host's TrainJob, such as ``image`` and ``resourcesPerNode``; in
             addition ``pod``, fields of the pod, and ``claim``, a PersistentVolumeClaim that keeps the run's files.
         skypilot: The ``resources`` of the host's task, as SkyPilot defines them.
@@ -57,6 +60,9 @@ class HostsFile:
         port: The port of the head at which agents and ranks of other hosts connect.
         arrival: How long hosts wait for each other at the start, seconds.
         silence: How long a host may not answer before it counts as lost, seconds.
+        gpus: The scheduler's names for kinds of GPUs: types in Slurm, values of a label in Kubernetes, accelerators in
+            SkyPilot.
+        gpu_label: The label of Kubernetes nodes whose value is the name of the node's GPUs.
         environment: Environment variables of the job on each host.
         secrets: Names of variables whose values are taken from the submitting environment and written nowhere.
         ssh_options: Additional options of ``ssh`` and ``scp``, such as ``[-F, my-ssh-config]``.
@@ -68,6 +74,8 @@ class HostsFile:
     port: Port = DEFAULT_PORT
     arrival: Seconds = 600.0
     silence: Seconds = 15.0
+    gpus: Mapping[Name, GpuName] = Field(default_factory=dict)
+    gpu_label: GpuLabel | None = None
     environment: Mapping[EnvironmentName, str] = Field(default_factory=dict)
     secrets: tuple[EnvironmentName, ...] = ()
     ssh_options: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 Each pod gets the job's folder from a ConfigMap, and unpacks it in a volume of the pod, or in the PersistentVolumeClaim
 ``claim`` of the hosts file, whose files remain after the pod's end. All pods are in one Kubernetes cluster, where the
-head is reached by the name of its pod. Values of secrets are in the Kubernetes secret ``JOB-secrets``.
+head is reached by the name of its pod. Values of secrets are in the Kubernetes secret ``JOB-secrets``. Each pod asks
+for the GPUs of its host, and for a node with such GPUs if the hosts file has ``gpu_label``.
 """
 
 import base64
@@ -20,6 +21,8 @@ from traces.common.errors import InputError
 _MANIFEST = "trainjobs.yaml"
 _BUNDLE = "job.tar.gz"
 _LABEL = "ropebridge/job"
+# The resource of NVIDIA's device plugin.
+_GPU = "nvidia.com/gpu"
 # The largest size of a ConfigMap.
 _MOST_BYTES = 1 << 20
 # The longest name: with the suffix that the trainer appends for the pod, the name is a DNS label of at most 63 letters.
@@ -44,6 +47,10 @@ def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
             valid="give the name of a container image in which ropebridge is installed",
         )
     pod = dict(trainer.pop("pod", {}))
+    if deployment.gpus.count(host):
+        trainer["resourcesPerNode"] = _with_gpus(deployment, host, trainer.get("resourcesPerNode", {}))
+        if selector := _node_labels(deployment, host):
+            pod["nodeSelector"] = {**selector, **pod.get("nodeSelector", {})}
     secret = f"{deployment.name}-secrets"
     variables: list[Any] = [{"name": name, "value": value} for name, value in deployment.environment.items()]
     variables += [
@@ -64,6 +71,35 @@ def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
         "containers": pod.pop("containers", []),
         "pod": pod,
     }
+
+
+def _with_gpus(deployment: Deployment, host: str, resources: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a pod's resources with the GPUs of its host, unless the hosts file gives GPUs of any vendor."""
+    if any("gpu" in name or "/mig-" in name for part in ("limits", "requests") for name in resources.get(part) or ()):
+        return resources
+    return {**resources, "limits": {**(resources.get("limits") or {}), _GPU: str(deployment.gpus.count(host))}}
+
+
+def _node_labels(deployment: Deployment, host: str) -> dict[str, str]:
+    """Return the label of nodes with the GPUs of a host; empty if the hosts file gives none, or selects nodes by it."""
+    gpus, pod = deployment.gpus, (deployment.entries[host].kubernetes or {}).get("pod", {})
+    if not gpus.label or gpus.label in pod.get("nodeSelector", {}):
+        return {}
+    for kind in gpus.kinds(host):
+        if kind not in gpus.names:
+            raise InputError(
+                f"the value of the label '{gpus.label}' is unknown for GPUs of the kind '{kind}'",
+                where="gpus",
+                valid=f"give it, such as '{kind}: NVIDIA-A100-SXM4-40GB', or leave 'gpu_label' out",
+            )
+    value, *others = dict.fromkeys(gpus.names[kind] for kind in gpus.kinds(host))
+    if others:
+        raise InputError(
+            f"host '{host}' has GPUs with the labels {', '.join([value, *others])}, and a node has one only",
+            where="gpu_label",
+            valid=f"leave it out, or give the label in hosts.{host}.kubernetes.pod.nodeSelector",
+        )
+    return {gpus.label: value}
 
 
 def _check_names(deployment: Deployment) -> None:

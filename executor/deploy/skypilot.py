@@ -1,5 +1,7 @@
 """Deployment by SkyPilot: a task for each host, possibly on different clouds; the head's task is launched first.
 
+Each task asks for the accelerators of its host, unless its resources in the hosts file do.
+
 A port on a public address can be reached from anywhere, so hosts in different clouds should connect over WireGuard,
 which the commands of ``setup:`` in the hosts file can start.
 """
@@ -7,6 +9,7 @@ which the commands of ``setup:`` in the hosts file can start.
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -18,6 +21,35 @@ from traces.common.errors import InputError, RunError
 _SCRIPT = "submit.sh"
 # Environment variable of a task: the address of the head, which the script passes to the tasks of the other hosts.
 _HEAD = "ROPEBRIDGE_HEAD"
+
+# The names of kinds of the datasheet in SkyPilot's catalogue, as `sky show-gpus -a` prints them (SkyPilot's
+# documentation, "GPUs and Accelerators", 2025). Kinds that no cloud of the catalogue rents are absent.
+ACCELERATORS: Mapping[str, str] = MappingProxyType(
+    {
+        "p100": "P100",
+        "v100-16": "V100",
+        "v100-32": "V100-32GB",
+        "t4": "T4",
+        "a100-40": "A100",
+        "a100-80": "A100-80GB",
+        "a10g": "A10G",
+        "l4": "L4",
+        "l40s": "L40S",
+        "h100-80": "H100",
+        "h200": "H200",
+        "gh200-96": "GH200",
+        "p4000": "P4000",
+        "rtx-6000": "RTX6000",
+        "a4000": "A4000",
+        "a5000": "RTXA5000",
+        "a6000": "A6000",
+        "rtx-3090": "RTX3090",
+        "rtx-4090": "RTX4090",
+    }
+)
+
+# The keys of resources that give accelerators, or an instance type that has them.
+_GIVE_GPUS = ("accelerators", "instance_type", "any_of", "ordered")
 
 
 def files(deployment: Deployment) -> Mapping[str, str]:
@@ -35,14 +67,15 @@ def _task(deployment: Deployment, host: str) -> dict[str, Any]:
         raise InputError(
             f"host '{host}' has no resources for SkyPilot",
             where=f"hosts.{host}.skypilot",
-            valid="give the 'resources' of a SkyPilot task, such as 'accelerators: A100:1'",
+            valid="give the 'resources' of a SkyPilot task, such as 'infra: gcp/us-central1'",
         )
+    resources = {**resources, **_accelerators(deployment, host, resources)}
     # The head is launched before its address is known, so by default its task finds the address itself.
     own = "$(hostname -I | cut -d ' ' -f 1)"
     head = f'"${{{_HEAD}:-{own}}}"' if host == deployment.hosts.head else f'"${_HEAD}"'
     return {
         "name": _cluster(deployment, host),
-        "resources": dict(resources),
+        "resources": resources,
         "num_nodes": 1,
         "file_mounts": {"~/ropebridge-job/job": "./job"},
         "envs": {_HEAD: deployment.hosts.address, **deployment.environment},
@@ -50,6 +83,29 @@ def _task(deployment: Deployment, host: str) -> dict[str, Any]:
         **({"setup": deployment.setup} if deployment.setup else {}),
         "run": f"cd ~/ropebridge-job\nexec {deployment.command(host, 'job', head=head)}\n",
     }
+
+
+def _accelerators(deployment: Deployment, host: str, resources: Mapping[str, Any]) -> dict[str, str]:
+    """Return the key for the GPUs of a host; empty if it needs none, or its resources give them."""
+    gpus = deployment.gpus
+    if not gpus.count(host) or any(key in resources for key in _GIVE_GPUS):
+        return {}
+    valid = f"give 'accelerators' in hosts.{host}.skypilot"
+    for kind in gpus.kinds(host):
+        if kind not in gpus.names and kind not in ACCELERATORS:
+            raise InputError(
+                f"SkyPilot's name for GPUs of the kind '{kind}' is unknown",
+                where="gpus",
+                valid=f"give a name that 'sky show-gpus -a' prints, such as '{kind}: A100', or {valid}",
+            )
+    name, *others = dict.fromkeys(gpus.names.get(kind) or ACCELERATORS[kind] for kind in gpus.kinds(host))
+    if others:
+        raise InputError(
+            f"host '{host}' has GPUs of the kinds {', '.join([name, *others])}, and a task can ask for one only",
+            where=f"hosts.{host}",
+            valid=valid,
+        )
+    return {"accelerators": f"{name}:{gpus.count(host)}"}
 
 
 def _cluster(deployment: Deployment, host: str) -> str:

@@ -1,10 +1,12 @@
 """Deployment by Slurm: a script for ``sbatch`` in which each host is a component of one heterogeneous job.
 
 Each component has the options ``slurm:`` of its host in the hosts file, so that components may be in different
-partitions with different GPUs.
+partitions, and asks for the GPUs of its host unless these options do.
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,11 +17,36 @@ from traces.common.errors import InputError, RunError
 _SCRIPT = "job.sbatch"
 _SUBMITTED = "submitted.json"
 
+# The options of sbatch that say which generic resources a node has, and those that say how many GPUs a job has.
+_RESOURCES = re.compile(r"--gres[= ]")
+_GPUS = re.compile(r"-G|--gpus|--(gres|tres-per-[a-z]+)[= ]\s*(none$|.*\b(gpu|mps|shard)\b)")
+
 
 def files(deployment: Deployment) -> Mapping[str, str]:
     """Return the script for sbatch."""
     commands = [deployment.command(part.name, "job", head='"$head"') for part in deployment.hosts.parts]
-    return {_SCRIPT: render("slurm.sh", deployment, commands=commands, exports=exports(deployment.environment))}
+    options = {part.name: _options(deployment, part.name) for part in deployment.hosts.parts}
+    values = {"commands": commands, "options": options, "exports": exports(deployment.environment)}
+    return {_SCRIPT: render("slurm.sh", deployment, **values)}
+
+
+def _options(deployment: Deployment, host: str) -> list[str]:
+    """Return the options of sbatch for a host: those of the hosts file, and its GPUs unless they ask for any."""
+    own, gpus = list(deployment.entries[host].slurm), deployment.gpus
+    if not gpus.count(host) or any(map(_GPUS.match, own)):
+        return own
+    # Slurm refuses a mixture of GPUs with and without a type.
+    if set(gpus.kinds(host)) <= set(gpus.names):
+        by_type: Counter[str] = Counter()
+        for kind, count in gpus.kinds(host).items():
+            by_type[gpus.names[kind]] += count
+        asked = ",".join(f"gpu:{name}:{count}" for name, count in by_type.items())
+    else:
+        asked = f"gpu:{gpus.count(host)}"
+    # Of several options --gres only the last one counts; --gpus-per-node is no option of every scheduler plugin.
+    if others := [option for option in own if _RESOURCES.match(option)]:
+        return [f"{option},{asked}" if option is others[-1] else option for option in own]
+    return [*own, f"--gres={asked}"]
 
 
 def submit(deployment: Deployment, folder: Path) -> str:

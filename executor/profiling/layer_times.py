@@ -279,7 +279,7 @@ def main(agent: str, folder: str) -> None:
     assert scenario.code is not None, "a profile needs code"
     training = scenario.training
     loaded = load_with_sizes(scenario.code, training.seed, training.precision, training.data)
-    device = compute_device(scenario.cluster.by_name[name].kind, "real")
+    device = compute_device([scenario.cluster.by_name[each].kind for each in plan.devices], rank, "real")
     ranks = {each: place for place, each in enumerate(plan.devices)}
     end = partial(give_up, job, rank, name)
     transport = Transport(name, ranks, scenario, ProcessGroups(1), RunClock(0.0), None, False, False, end)

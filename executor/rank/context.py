@@ -29,6 +29,7 @@ from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire
 from planner.adapt.copies import layers_of
 from planner.events.event import EventWriter
 from planner.plan.plan import Plan
+from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 
 
@@ -47,6 +48,18 @@ class RankConfig:
     def device(self) -> str:
         """The name of this rank's device."""
         return self.devices[self.rank]
+
+    @property
+    def on_host(self) -> tuple[Device, ...]:
+        """The devices of the ranks on this rank's host, in the order of ``LOCAL_RANK``."""
+        devices = self.scenario.cluster.by_name
+        own = devices[self.device].machine
+        return tuple(devices[name] for name in self.devices if not self.run.spread or devices[name].machine == own)
+
+    @property
+    def place(self) -> int:
+        """The index of this rank in `on_host`."""
+        return [device.name for device in self.on_host].index(self.device)
 
     @property
     def recovers(self) -> bool:
@@ -122,7 +135,7 @@ def build_context(
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
     scenario, run, training = config.scenario, config.run, config.scenario.training
-    where = compute_device(scenario.cluster.by_name[config.device].kind, run.compute)
+    where = compute_device([device.kind for device in config.on_host], config.place, run.compute)
     group = None
     if model is not None and is_connected:
         group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))

@@ -29,7 +29,15 @@ from executor.rank.facts import Job, data_facts, job_facts, model_facts
 from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.device import is_kind, keep_freed_memory, other_kind, this_device, threads_of_a_rank
+from executor.training.device import (
+    check_gpus,
+    device_name,
+    gpu_names,
+    is_kind,
+    keep_freed_memory,
+    other_kind,
+    threads_of_a_rank,
+)
 from executor.training.models.loading import LoadedModel, load_transformers, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.transport.link_shaper import measure_local_delivery_s
@@ -222,15 +230,27 @@ class Rank:
         assert code is not None, "the launcher has checked this"
 
         def load() -> tuple[LoadedModel, Facts]:
-            kind, name = scenario.cluster.by_name[self._config.device].kind, this_device()
-            if not is_kind(kind, name):
-                if not self._config.run.on_this_device:
-                    raise other_kind(kind, name)
-                self._folder.of_rank("device", self._config.rank).write_text(name)
+            self._check_device()
             model = load_with_sizes(code, training.seed, training.precision, training.data)
             return model, model_facts(model.sizes, scenario.model) | data_facts(training.data)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value
+
+    def _check_device(self) -> None:
+        """Raise if this host lacks GPUs, or if this rank's device is of another kind than the scenario gives.
+
+        With ``--on-this-device`` the rank computes all the same, and writes the name of such a device to a file.
+        """
+        config, names = self._config, gpu_names()
+        kinds = [device.kind for device in config.on_host]
+        kind, name = kinds[config.place], device_name(kinds, config.place, names)
+        strict = not config.run.on_this_device
+        if strict and names:
+            check_gpus(config.on_host, names)
+        if not is_kind(kind, name):
+            if strict:
+                raise other_kind(kind, name)
+            self._folder.of_rank("device", config.rank).write_text(name)
 
     def _check_checkpoints(self) -> None:
         """Raise if the folder of checkpoints is not the same one on all hosts."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from executor.core.job import ComputeMode
-from planner.scenario.datasheet import DATASHEET
+from planner.scenario.cluster import Device
+from planner.scenario.datasheet import DATASHEET, is_gpu
 from traces.common.errors import InputError
 
 CPU = torch.device("cpu")
@@ -44,27 +45,81 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_BYTES = 32 * 2**20
 
 
-def compute_device(kind: str, compute: ComputeMode) -> torch.device:
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that torch finds, as their driver gives them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+def gpus_of_ranks(kinds: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Return the index of the GPU of each rank of a host; None for a rank that computes on the CPU.
+
+    Ranks of a kind of the datasheet choose first: each takes a GPU of its kind that no other rank has. The other ranks
+    take the remaining GPUs. If there are too few, ranks share them in turn; `check_gpus` refuses this where it matters.
+
+    Args:
+        kinds: The kinds that the scenario gives for the devices of the host's ranks, in the order of ``LOCAL_RANK``.
+        names: The names of the host's GPUs, as `gpu_names` returns them.
+    """
+    found: list[int | None] = [None] * len(kinds)
+    free = list(range(len(names)))
+    on_gpu = [place for place, kind in enumerate(kinds) if is_gpu(kind)] if names else []
+    for place in on_gpu:
+        kind = kinds[place]
+        fitting = (index for index in free if kind in DATASHEET and is_kind(kind, names[index]))
+        if (index := next(fitting, None)) is not None:
+            found[place] = index
+            free.remove(index)
+    for turn, place in enumerate(on_gpu):
+        if found[place] is None:
+            found[place] = free.pop(0) if free else turn % len(names)
+    return found
+
+
+def check_gpus(devices: Sequence[Device], names: Sequence[str]) -> None:
+    """Raise `InputError` if a host has fewer GPUs than ranks that need one each.
+
+    Ranks of a user's own kinds need none: such a kind may be any device, also a part of a GPU.
+
+    Args:
+        devices: The devices of the host's ranks.
+        names: The names of the host's GPUs, as `gpu_names` returns them.
+    """
+    needing = [device for device in devices if is_gpu(device.kind) and device.kind in DATASHEET]
+    if len(needing) <= len(names):
+        return
+    wanted = ", ".join(f"{device.name} ({device.kind})" for device in needing)
+    found = f"{len(names)} ({', '.join(names)})" if names else "none"
+    raise InputError(
+        f"{wanted} need a GPU each on this host, {len(needing)} in all, but torch finds {found}",
+        where="--compute real",
+        valid="ask the scheduler for as many, or give '--on-this-device' to let ranks share a GPU",
+    )
+
+
+def compute_device(kinds: Sequence[str], place: int, compute: ComputeMode) -> torch.device:
     """Return the torch device of this rank; a GPU also becomes the current device of the process.
 
-    The rank gets the GPU whose index is ``LOCAL_RANK``, modulo the number of GPUs. The device is the CPU if ``compute``
-    is paced, if ``kind`` (the kind of the rank's device in the scenario) is ``cpu`` or begins with ``cpu-``, or if
-    torch finds no GPU.
+    The device is the CPU for paced compute, for a rank whose kind is a CPU, and if torch finds no GPU.
+
+    Args:
+        kinds: As of `gpus_of_ranks`.
+        place: The index of this rank in ``kinds``, which is its ``LOCAL_RANK``.
+        compute: The mode of compute.
     """
-    is_cpu = kind == "cpu" or kind.startswith("cpu-")
-    if compute == "paced" or is_cpu or not torch.cuda.is_available():
+    index = gpus_of_ranks(kinds, gpu_names())[place] if compute == "real" and is_gpu(kinds[place]) else None
+    if index is None:
         return CPU
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    device = torch.device("cuda", index)
     # Calls that name no GPU, such as the allocation of page-locked memory, would otherwise use the first one.
     torch.cuda.set_device(device)
     return device
 
 
-def this_device() -> str:
-    """Return the name of the GPU of this rank as its driver gives it; that of the CPU if torch finds no GPU."""
-    if not torch.cuda.is_available():
-        return cpu_name()
-    return torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+def device_name(kinds: Sequence[str], place: int, names: Sequence[str]) -> str:
+    """Return the name of the device of a rank: of its GPU, or of the CPU; arguments as of `gpus_of_ranks`."""
+    index = gpus_of_ranks(kinds, names)[place]
+    return cpu_name() if index is None else names[index]
 
 
 def cpu_name(board: Path = _BOARD) -> str:

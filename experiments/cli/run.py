@@ -29,7 +29,10 @@ from experiments.cli.options import (
 from experiments.runs.console import say, tell
 
 OnThisDeviceOption = Annotated[
-    bool, typer.Option("--on-this-device", help="Train also on a device of another kind than the plan names.")
+    bool,
+    typer.Option(
+        "--on-this-device", help="Train also on devices of other kinds than the plan names, and on fewer GPUs."
+    ),
 ]
 DeploymentArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'ropebridge deploy' wrote.")]
 

@@ -13,7 +13,8 @@ from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
 from executor.core.job import CheckpointConfig, RunConfig, rank_devices
 from executor.deploy.deployment import Bundle, Deployment, HostedRun, read_bundle, read_deployment
-from executor.deploy.hosts_file import HostsFile, hosts_of, read_hosts_file
+from executor.deploy.gpus import gpus_of
+from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target
 from executor.validate import check_spread, check_supported
 from experiments.runs.carry_out import carry_out, present
@@ -56,7 +57,8 @@ def deploy(
             f"the target '{target.name}' cannot submit jobs", where="--submit", valid="leave it out, or choose 'ssh'"
         )
     described = read_hosts_file(hosts_path)
-    hosts = _hosts_of_ranks(scenario, plan, run, described, str(hosts_path))
+    devices = _rank_devices(scenario, plan, run)
+    hosts = hosts_of(described, scenario.cluster, devices, str(hosts_path))
     if not hosts.address and target_name in ("ssh", "torchrun"):
         raise InputError(
             f"the head '{hosts.head}' has no address",
@@ -72,6 +74,7 @@ def deploy(
         described.secrets,
         described.ssh_options,
         described.setup,
+        gpus_of(described, scenario.cluster, devices, run.compute, str(hosts_path)),
     )
     files = target.files(deployment)
     with new_folder(output) as folder:
@@ -90,8 +93,8 @@ def deploy(
     return "\n".join([target.submit(deployment, output), f"next: ropebridge status {output}"])
 
 
-def _hosts_of_ranks(scenario: Scenario, plan: Plan, run: HostedRun, described: HostsFile, where: str) -> Hosts:
-    """Return the hosts with their ranks; raise InputError if the job cannot run on several hosts."""
+def _rank_devices(scenario: Scenario, plan: Plan, run: HostedRun) -> tuple[str, ...]:
+    """Return the job's devices in rank order; raise InputError if the job cannot run on several hosts."""
     policy = make_policy(run.policy, scenario)
     recovers = run.backup_every > 0
     check_spread(scenario, "none")
@@ -101,7 +104,7 @@ def _hosts_of_ranks(scenario: Scenario, plan: Plan, run: HostedRun, described: H
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
     known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
-    return hosts_of(described, scenario.cluster, rank_devices(scenario, plan, known), where)
+    return rank_devices(scenario, plan, known)
 
 
 def status(folder: Path) -> str:

@@ -40,6 +40,11 @@ def find_kind(name: str) -> DeviceKind:
     return DATASHEET[name]
 
 
+def is_gpu(kind: str) -> bool:
+    """Return whether devices of a kind are GPUs: all but ``cpu``, names with ``cpu-``, and boards without one."""
+    return not (kind == "cpu" or kind.startswith(("cpu-", "raspberry-pi-")))
+
+
 def _kind(name: str, tera_flops: dict[str, float], memory_gib: int, gigabytes_per_s: float, source: str) -> DeviceKind:
     peaks = {precision: value * 1e12 for precision, value in tera_flops.items()}
     return DeviceKind(name, peaks, memory_gib * 2**30, gigabytes_per_s * 1e9, source)

@@ -7,7 +7,7 @@
 {% endif %}
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
-{% for option in deployment.entries[part.name].slurm %}
+{% for option in options[part.name] %}
 #SBATCH {{ option }}
 {% endfor %}
 {% endfor %}

@@ -78,7 +78,9 @@ def test_the_layers_of_any_stage_can_be_timed(case: TrainedCase, stage: str) -> 
 )
 def test_what_stays_on_the_cpu_with_gpus_at_hand(kind: str, compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert compute_device(kind, compute) == CPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert compute_device([kind], 0, compute) == CPU
 
 
 @pytest.mark.parametrize(("rank", "gpus", "chosen"), [(0, 1, 0), (3, 1, 0), (1, 2, 1), (5, 4, 1)])
@@ -86,11 +88,11 @@ def test_ranks_of_a_machine_take_its_gpus_in_turn(
     rank: int, gpus: int, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current: list[torch.device] = []
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert compute_device("t4", "real") == torch.device("cuda", chosen)
+    assert compute_device(["t4"] * 6, rank, "real") == torch.device("cuda", chosen)
     assert current == [torch.device("cuda", chosen)]
 
 
