@@ -249,7 +249,7 @@ cluster:
     - {name: board, kind: raspberry-pi-4, region: attic}
   links:
     - {between: [cloud, attic], bandwidth: 1 Gbit/s, latency: 20 ms}
-    - {between: [attic, attic], bandwidth: 1 Gbit/s, latency: 0.1 ms}
+    - {inside: attic, bandwidth: 1 Gbit/s, latency: 0.1 ms}
 model:
   name: blocks
   code: model.py
