@@ -208,14 +208,17 @@ class AlteredDocument(Document):
         """Return file, line and key path of a location in the original."""
         return self._original.where(location)
 
-    def part(self, key: str) -> Document:
-        """Return the document in the file that a key names, with the changes in it.
+    def part(self, *location: int | str) -> Document:
+        """Return the document in the file that a location names, with the changes in it.
 
         Raises:
             InputError: There is no such file, or a path leads to no value in it.
         """
-        document = self._read(self.path.parent / self.value[key])
-        changes = self._of_parts.get(key)
+        value = self.value
+        for each in location:
+            value = value[each]
+        document = self._read(self.path.parent / value)
+        changes = self._of_parts.get(str(location[0])) if len(location) == 1 else None
         return AlteredDocument(document, changes, self._read) if changes else document
 
 

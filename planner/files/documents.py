@@ -92,6 +92,13 @@ class Document:
         file = f"{self.path}:{line}" if line is not None else str(self.path)
         return f"{file}: {place}" if place else file
 
+    def part(self, *location: int | str) -> "Document":
+        """Return the document in the file whose path is the value at a location, relative to this file."""
+        value = self.value
+        for key in location:
+            value = value[key]
+        return Document(self.path.parent / value)
+
     @cached_property
     def _composed(self) -> yaml.Node | None:
         """YAML nodes with line numbers; composed only for error messages, because composing is slow."""

@@ -211,7 +211,7 @@ class Part:
             value = value[key]
         if isinstance(value, str):
             try:
-                self.document = Document(document.path.parent / value)
+                self.document = document.part(*location)
             except InputError as error:
                 raise InputError(
                     f"{error.problem}: '{value}'", where=document.where(location), valid=error.valid

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from executor.profiling.layer_memory import activations_bytes, layer_memory, peak_on_cpu
+from executor.training.data.order import DataOrder
 from executor.training.device import CPU
 from executor.training.models.loading import LoadedModel, load_with_sizes
 from executor.training.models.precision import shared_copies
-from executor.training.models.trainable import DataOrder
 from executor.training.optimizer import UpdateRule
 from executor.training.stage_module import Loss, StageModule
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -65,7 +65,7 @@ def step_peak_bytes(loaded: LoadedModel, plan: Plan, scenario: Scenario, actor: 
     copies = any(sizes[layer].changes_inputs for layer in stage.layers)
     module = StageModule(layers, CPU, training.precision, copies_inputs=copies)
     parameters: list[nn.Parameter] = [each for layer in layers for each in layer.parameters()]
-    rule, data = UpdateRule(parameters, training), DataOrder(loaded.model, training.global_batch, training.seed)
+    rule, data = UpdateRule(parameters, training), DataOrder(loaded.data, training.global_batch, training.seed)
 
     def received(layer: int) -> torch.Tensor:
         shape = sizes[layer].output

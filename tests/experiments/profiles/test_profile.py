@@ -259,8 +259,9 @@ def test_layers_are_measured_in_the_arithmetic_of_the_precision(precision: str) 
     model.layers = [watched, nn.Linear(8, 8, bias=False)]
     sizes = (LayerSize(256, SampleShape((8,), boundary_dtype(precision))), LINEAR.sizes[1])
     training = Training(4, precision=precision)
-    stage_peak_bytes(LoadedModel(model, sizes), [0, 1], 4, training, CPU)
-    measure_layers(LoadedModel(model, sizes), [0, 1], 4, training, repeats=1)
+    loaded = LoadedModel(model, sizes, model)
+    stage_peak_bytes(loaded, [0, 1], 4, training, CPU)
+    measure_layers(loaded, [0, 1], 4, training, repeats=1)
     assert watched.found == {(precision == "tf32", precision == "tf32")}
 
 
