@@ -16,7 +16,8 @@ from torch import nn
 from torch.func import functional_call
 
 from executor.core.failures import blaming
-from executor.training.models.trainable import COLUMN, NO_TARGET, ROW, SUMMED, VOCABULARY
+from executor.training.data.order import NO_TARGET
+from executor.training.models.trainable import COLUMN, ROW, SUMMED, VOCABULARY
 from planner.plan.plan import Plan
 
 

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Samples = tuple[torch.Tensor, torch.Tensor]
 
+# In place of the number of a target, which the loss then leaves out, as torch's cross-entropy does.
+NO_TARGET = -100
+
 
 @runtime_checkable
 class EndlessData(Protocol):

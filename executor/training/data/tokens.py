@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
-from executor.training.data.order import Samples, shuffled
+from executor.training.data.order import NO_TARGET, EndlessData, Samples, shuffled
 from planner.scenario.data import TokenFiles
 from traces.common.errors import InputError
 
@@ -92,3 +93,24 @@ def _token_files(folder: Path) -> list[Path]:
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def following(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the token after each one in samples of tokens, count x length; `NO_TARGET` after the last one."""
+    return functional.pad(tokens[:, 1:], (0, 1), value=NO_TARGET)
+
+
+class NextTokens:
+    """Samples of tokens whose targets are the tokens themselves, as transformers takes them, with the following ones.
+
+    Args:
+        data: The samples, whose targets are not read.
+    """
+
+    def __init__(self, data: EndlessData) -> None:
+        self._data = data
+
+    def samples(self, first: int, count: int) -> Samples:
+        """Return the tokens of samples ``first`` to ``first + count - 1``, and the `following` ones."""
+        tokens, _ = self._data.samples(first, count)
+        return tokens, following(tokens)

@@ -9,11 +9,12 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from executor.training.data.order import DataOrder, FiniteData, SampleData
+from executor.training.data.order import DataOrder, EndlessData, FiniteData, SampleData
 from executor.training.data.sources import open_data
+from executor.training.data.tokens import NextTokens
 from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
-from planner.scenario.data import TrainingData
+from planner.scenario.data import SavedDataset, TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Code, HuggingFaceCode, Scenario
 from planner.systems.user_code import load_build
@@ -153,7 +154,7 @@ def load_with_sizes(code: Code, seed: int, precision: str = "fp32", named: Train
 def _with_sizes(
     loaded: TrainableModel, code: Code, seed: int, precision: str, named: TrainingData | None
 ) -> LoadedModel:
-    data = own_data(loaded, str(code.source)) if named is None else open_data(named, seed)
+    data: SampleData = own_data(loaded, str(code.source)) if named is None else _named_data(named, code, seed)
     with user_code(code, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
         inputs, _ = DataOrder(data, global_batch=1, seed=seed).samples(0, 0, 1)
         outputs = inputs.to("meta")
@@ -184,6 +185,13 @@ def _with_sizes(
         changes = entering._version > version
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=changes, tied_bytes=tied.get(index, 0)))
     return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
+
+
+def _named_data(named: TrainingData, code: Code, seed: int) -> EndlessData:
+    """Return the data that a scenario names; transformers takes the tokens of a sample as targets, and shifts them."""
+    data, source = open_data(named, seed), named.source
+    are_tokens = isinstance(source, SavedDataset) and source.inputs == source.targets
+    return NextTokens(data) if are_tokens and isinstance(code, HuggingFaceCode) else data
 
 
 def _tied(model: TrainableModel) -> Iterator[tuple[int, nn.Module, str]]:

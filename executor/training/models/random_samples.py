@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
-from executor.training.models.trainable import NO_TARGET
+from executor.training.data.tokens import following
 
 # Separate random streams.
 _TOKENS_KEY, _PIXELS_KEY, _LABELS_KEY = 3, 4, 5
@@ -24,7 +23,7 @@ class RandomTokens:
     def samples(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of samples ``first`` to ``first + count - 1``, both int64, count x tokens."""
         tokens = _below(_random_rows(_TOKENS_KEY, first, count, self._tokens), self._vocabulary)
-        return tokens, functional.pad(tokens[:, 1:], (0, 1), value=NO_TARGET)
+        return tokens, following(tokens)
 
 
 class RandomImages:

@@ -9,9 +9,6 @@ from torch import nn
 from executor.training.data.order import EndlessData, FiniteData, SampleData
 from traces.common.errors import InputError
 
-# In place of the number of a target, which the loss then leaves out, as torch's cross-entropy does.
-NO_TARGET = -100
-
 # How a tensor-parallel group shards a submodule: see `TensorParallelModel.parallel_layout`.
 COLUMN, ROW, VOCABULARY, SUMMED = "column", "row", "vocabulary", "summed"
 

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from planner.plan.plan import Plan, Synchronisation
+from planner.scenario.data import TokenFiles, TrainingData
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
 from tests.executor.training.test_tensor_parallel import grouped_plan
+from tests.helpers.processes.token_files import tokens_of, write_tokens
 from tests.helpers.processes.training import Trained, hybrid_plan, placed_plan
 from tests.helpers.scenarios.huggingface import (
     GPT2,
@@ -21,6 +23,7 @@ from tests.helpers.scenarios.huggingface import (
     MISTRAL,
     QWEN2,
     QWEN3,
+    TOKENS,
     VIT,
     huggingface_scenario,
     original_names,
@@ -83,6 +86,19 @@ def test_parameters_move_by_more_than_the_tolerance(config: Mapping[str, Any], t
     before = train_transformers(scenario, config, 0).parameters
     after = train_transformers(scenario, config, STEPS).parameters
     assert all((after[name] - value).abs().max() > 30 * TOLERANCE for name, value in before.items())
+
+
+def test_tokens_of_files_are_trained_on(tmp_path: Path) -> None:
+    scenario = huggingface_scenario(tmp_path, LLAMA, 4, RULE)
+    folder = write_tokens(tmp_path / "tokens", [tokens_of(seed, 700) for seed in range(2)])
+    data = TrainingData(TokenFiles(folder, length=8))
+    scenario = replace(scenario, training=replace(scenario.training, data=data))
+    plan = grouped_plan(scenario, [(3, PAIR), (3, PAIR)], (5, 4, 3))
+    # Files have samples of another length than the model was planned for.
+    with pytest.raises(InputError, match="bytes of output for one sample"):
+        train(scenario, plan, tmp_path)
+    scenario = replace(scenario, training=replace(scenario.training, data=TrainingData(TokenFiles(folder, TOKENS))))
+    assert_equal(train(scenario, plan, tmp_path), train_transformers(scenario, LLAMA, STEPS))
 
 
 # --- a table at both ends of a pipeline -------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn import functional
 
+from executor.training.data.order import EndlessData
 from executor.training.models.huggingface import TransformersModel
-from executor.training.models.loading import load_model
+from executor.training.models.loading import load_for_checks, load_model
 from planner.files.scenario import read_scenario
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
@@ -120,12 +122,16 @@ def train_transformers(scenario: Scenario, config: Mapping[str, Any], steps: int
         optimizer = torch.optim.AdamW(parameters, lr=rule.learning_rate, weight_decay=rule.weight_decay)
     losses = []
     assert scenario.code is not None
-    data = load_model(scenario.code, training.seed)
+    data = load_for_checks(scenario.code, training.seed, named=training.data).data
+    assert isinstance(data, EndlessData)
     for step in range(steps):
         inputs, targets = data.samples(step * training.global_batch, training.global_batch)
         optimizer.zero_grad()
-        # transformers shifts the labels of a language model itself.
-        loss = model(inputs, labels=inputs if targets.ndim > 1 else targets).loss
+        if training.data is not None:
+            loss = functional.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+        else:
+            # transformers shifts the labels of a language model itself.
+            loss = model(inputs, labels=inputs if targets.ndim > 1 else targets).loss
         loss.backward()
         if training.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, training.clip_norm)

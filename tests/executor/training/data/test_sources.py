@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.training.data.datasets import IndexedSamples, StreamedSamples
-from executor.training.data.order import permutation
+from executor.training.data.order import NO_TARGET, Samples, permutation
 from executor.training.data.sources import open_data
 from executor.training.data.states import StateFolder
-from executor.training.data.tokens import TokenSamples
+from executor.training.data.tokens import NextTokens, TokenSamples
 from planner.scenario.data import DatasetCode, SavedDataset, TokenFiles, TrainingData
 from tests.helpers.processes.token_files import write_tokens
 
@@ -179,3 +179,14 @@ def test_a_saved_data_set_gives_two_of_its_columns(tmp_path: Path) -> None:
     assert inputs.tolist() == [[each, each + 1] for each in targets.tolist()]
     same = open_data(TrainingData(SavedDataset(tmp_path / "saved", "input_ids", "input_ids"), 1), seed=0)
     assert torch.equal(*same.samples(0, 5))
+
+
+def test_tokens_that_are_their_own_targets_become_the_following_ones() -> None:
+    class Tokens:
+        def samples(self, first: int, count: int) -> Samples:
+            tokens = torch.arange(first, first + 3 * count).view(count, 3)
+            return tokens, tokens
+
+    inputs, targets = NextTokens(Tokens()).samples(4, 2)
+    assert inputs.tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert targets.tolist() == [[5, 6, NO_TARGET], [8, 9, NO_TARGET]]
