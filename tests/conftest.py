@@ -13,6 +13,8 @@ from tests.helpers.processes.warm_agents import WarmAgents
 
 # Four workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test asks for more, threads that wait would spin on the cores that other tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Examples have no deadline, and may be slow to draw: any other process of the machine can delay them.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from executor.backend import TorchBackend, prepared_job, run_job
 from executor.core.job import RunConfig
@@ -21,7 +22,7 @@ from planner.scenario.training import Optimizer
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 
-ROUNDS = 3
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +95,32 @@ def predict_real_compute(
 ) -> Row:
     """Measure the layers of a model on two ranks, simulate its training, run it, and return medians over rounds.
 
-    There are several rounds, since the share of the machine that two processes get changes from moment to moment.
-    Messages pass through this machine's loopback, which takes negligible time.
+    There are several rounds, since the share of the machine that two processes get changes from moment to moment. For
+    the same reason the layers are measured before and after each run, which is compared with the mean of both
+    simulations. Messages pass through this machine's loopback, which takes negligible time.
     """
     unmeasured = case.scenario
     plan = case.plan(unmeasured, schedule)
-    simulated, real = [], []
+
+    def measured() -> Scenario:
+        return replace(unmeasured, model=measured_profile(unmeasured, plan))
+
+    scenarios, real = [measured()], []
     for number in range(rounds):
         tell(f"real compute, {case.name}, {schedule}, round {number + 1} of {rounds}")
-        scenario = replace(unmeasured, model=measured_profile(unmeasured, plan))
-        simulated.append(measure(Simulator().run(scenario, plan, None, case.steps)))
-        real.append(measure(TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps)))
-    pairs = list(zip(simulated, real, strict=True))
+        real.append(measure(TorchBackend("real", emulator="none").run(scenarios[-1], plan, None, case.steps)))
+        scenarios.append(measured())
+    simulated = [measure(Simulator().run(scenario, plan, None, case.steps)) for scenario in scenarios]
+    steps_s = [fmean(each.step_s for each in around) for around in pairwise(simulated)]
+    rates = [fmean(each.samples_per_s for each in around) for around in pairwise(simulated)]
     return {
         "case": f"real-{case.name}-{schedule}",
         "ranks": 2,
         "policy": "none",
-        "simulated_step_s": median(each.step_s for each in simulated),
+        "simulated_step_s": median(steps_s),
         "real_step_s": median(each.step_s for each in real),
-        "step_error": median(one.step_s / other.step_s - 1 for one, other in pairs),
-        "throughput_error": median(one.samples_per_s / other.samples_per_s - 1 for one, other in pairs),
+        "step_error": median(one / other.step_s - 1 for one, other in zip(steps_s, real, strict=True)),
+        "throughput_error": median(one / other.samples_per_s - 1 for one, other in zip(rates, real, strict=True)),
         "wan_byte_difference": simulated[0].wan_bytes - real[0].wan_bytes,
     }
 

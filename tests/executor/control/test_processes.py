@@ -30,7 +30,7 @@ def await_a_step(folder: Path) -> None:
     wait_until(lambda: any(path.stat().st_size for path in files.rglob("resources-*.jsonl")), "no step is done")
 
 
-@pytest.mark.parametrize("options", [[], ["--backup-every", "5"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--backup-every", "5"], marks=pytest.mark.slow)])
 def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
     with started([*PACED, "--steps", "100000", *options, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
         await_a_step(tmp_path)
@@ -53,7 +53,7 @@ def test_an_agent_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
     target = tmp_path / "run"
     with started([*RUN, "-o", str(target)], tmp_path) as (process, mark):
@@ -173,6 +173,7 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, ca
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
     """Without an error, and with nobody who would miss it."""
     (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import os; os._exit(0)"))

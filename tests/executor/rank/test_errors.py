@@ -177,6 +177,7 @@ training: {global_batch: 4, microbatch: 1}
             "rank 0 (device 'left', host HOST): stage 0 sends 32 bytes for samples 0 to 0 of microbatch 3, but the "
             "plan expects 16; a layer's output must have the same shape for every sample in every step",
             id="other-sizes-as-it-runs",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -108,6 +108,7 @@ def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert all((trained[name] - value).abs().max() <= 1e-6 for name, value in expected.items())
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     place = tmp_path / "small"
     place.mkdir()

@@ -57,13 +57,13 @@ def assert_equal(trained: Trained, expected: Trained) -> None:
     ("config", "stages"),
     [
         pytest.param(LLAMA, [(6, SINGLE)], id="llama-1", marks=pytest.mark.slow),
-        pytest.param(LLAMA, [(3, SINGLE), (3, SINGLE)], id="llama-pipeline"),
+        pytest.param(LLAMA, [(3, SINGLE), (3, SINGLE)], id="llama-pipeline", marks=pytest.mark.slow),
         pytest.param(LLAMA, [(6, PAIR)], id="llama-tensor", marks=pytest.mark.slow),
         pytest.param(LLAMA, [(3, PAIR), (3, PAIR)], id="llama-both"),
         pytest.param(GPT2, [(6, SINGLE)], id="gpt2-1", marks=pytest.mark.slow),
         pytest.param(GPT2, [(2, SINGLE), (4, SINGLE)], id="gpt2-pipeline"),
         pytest.param(GPT2, [(6, PAIR)], id="gpt2-tensor", marks=pytest.mark.slow),
-        pytest.param(GPT2, [(3, PAIR), (3, PAIR)], id="gpt2-both"),
+        pytest.param(GPT2, [(3, PAIR), (3, PAIR)], id="gpt2-both", marks=pytest.mark.slow),
         pytest.param(MISTRAL, [(3, PAIR), (3, PAIR)], id="mistral-both", marks=pytest.mark.slow),
         pytest.param(QWEN2, [(3, PAIR), (3, PAIR)], id="qwen2-both", marks=pytest.mark.slow),
         # Tables that two devices cannot divide stay whole.
@@ -122,7 +122,7 @@ def tied_plan(scenario: Scenario, name: str) -> Plan:
 @pytest.mark.parametrize(
     "name",
     [
-        "unlike-pipelines",
+        pytest.param("unlike-pipelines", marks=pytest.mark.slow),
         "both-ends-on-replicas",
         pytest.param("replicas-at-both-ends", marks=pytest.mark.slow),
         pytest.param("both-ends-on-one-device", marks=pytest.mark.slow),

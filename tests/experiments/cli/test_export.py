@@ -54,7 +54,9 @@ def logits_of_transformers(folder: Path, scenario: Path) -> torch.Tensor:
         return model(tokens).logits
 
 
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(LLAMA, id="llama", marks=pytest.mark.slow), pytest.param(GPT2, id="gpt2")]
+)
 def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str, Any], tmp_path: Path) -> None:
     scenario = write_scenario(tmp_path, config, 2)
     run = (scenario, "--strategy", "megatron", "--on-this-device", "--steps", STEPS)

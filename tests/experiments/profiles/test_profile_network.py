@@ -108,6 +108,7 @@ def assert_rate(interval: dict[str, float], truth_bps: float) -> None:
     assert interval["median"] >= 0.8 * truth_bps
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_latency_and_bandwidth_are_the_links(measured: dict[str, Any]) -> None:
     found = result(measured["steady"])
@@ -119,6 +120,7 @@ def test_latency_and_bandwidth_are_the_links(measured: dict[str, Any]) -> None:
         assert direction["window_bytes"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_several_connections_show_the_window_of_one(measured: dict[str, Any]) -> None:
     found = result(measured["window"])
@@ -132,6 +134,7 @@ def test_several_connections_show_the_window_of_one(measured: dict[str, Any]) ->
     assert any("base: tcp, window: 0." in note for note in found["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_the_ready_notice_takes_the_way_back(measured: dict[str, Any]) -> None:
     messages = result(measured["steady"])["messages"]
@@ -142,6 +145,7 @@ def test_the_ready_notice_takes_the_way_back(measured: dict[str, Any]) -> None:
         assert 0.99 * least_s <= arrival["median"] <= 1.2 * least_s + 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) -> None:
     found, folder = result(measured["steady"]), measured["folder"]
@@ -160,6 +164,7 @@ def test_the_cluster_file_simulates_what_was_measured(measured: dict[str, Any]) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_a_recording_shows_both_rates_of_a_step(measured: dict[str, Any]) -> None:
     near, far = measured["stepped"]

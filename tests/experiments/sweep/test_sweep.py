@@ -137,7 +137,7 @@ def lines_in(logs: Path) -> int:
     return sum(log.read_bytes().count(b"\n") for log in logs.glob("*.jsonl"))
 
 
-LONG = SWEEP.replace("draws: 4", "draws: 60").replace("steps: 4", "steps: 20")
+LONG = SWEEP.replace("draws: 4", "draws: 30").replace("steps: 4", "steps: 20")
 
 
 # One worker runs these tests, so that the undisturbed sweep is carried out once.
@@ -158,7 +158,7 @@ def end_in_the_middle(tmp_path: Path, end: Callable[[int, str], None]) -> tuple[
     before = lines_in(logs)
     arguments = ["sweep", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "out"), "-j", "2"]
     with started(arguments, tmp_path) as (process, mark):
-        wait_until(lambda: lines_in(logs) >= before + 100, "no points come")
+        wait_until(lambda: lines_in(logs) >= before + 50, "no points come")
         end(process.pid, mark)
         _, stderr = process.communicate(timeout=60)
     # The block ends only when no process is left, workers included.
@@ -171,9 +171,9 @@ def test_killed_in_the_middle_and_resumed(undisturbed_long: list[dict[str, Any]]
     assert status == -signal.SIGKILL
     assert not (tmp_path / "out" / "points.parquet").exists()
     before = len(read_outcomes(tmp_path / "out" / "log"))
-    assert 100 <= before < 540
+    assert 50 <= before < 270
     summary = carried_out(tmp_path / "sweep.yaml", "-o", tmp_path / "out", "-j", 2)
-    assert summary["carried_out"] == 540 - before
+    assert summary["carried_out"] == 270 - before
     assert rows(tmp_path / "out") == undisturbed_long
 
 
@@ -195,12 +195,12 @@ def test_an_interrupted_sweep_keeps_a_table(
     status, stderr = end_in_the_middle(tmp_path, end)
     assert status == 130
     assert stderr.splitlines() == [
-        "540 points",
+        "270 points",
         f"finished points are kept in {tmp_path / 'out'}; the same command carries out the rest",
         "ropebridge: interrupted",
     ]
     table = rows(tmp_path / "out")
-    assert 100 <= len(table) < 540
+    assert 50 <= len(table) < 270
     assert table == [row for row in undisturbed_long if row["point"] in {each["point"] for each in table}]
 
 
@@ -209,7 +209,7 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
     undisturbed_long: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     path, out = write(tmp_path, LONG), tmp_path / "out"
-    most_bytes = 60_000
+    most_bytes = 30_000
     done = subprocess.run(
         [*COMMAND, "sweep", str(path), "-o", str(out), "-j", "2"],
         capture_output=True,
@@ -218,12 +218,12 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == "540 points"
+    assert done.stderr.splitlines()[0] == "270 points"
     assert "cannot be written" in done.stderr.splitlines()[-1]
     assert len(done.stderr.splitlines()) == 2
     before = len(read_outcomes(out / "log"))
-    assert 50 < before < 540
-    assert carried_out(path, "-o", out, "-j", 2)["carried_out"] == 540 - before
+    assert 25 < before < 270
+    assert carried_out(path, "-o", out, "-j", 2)["carried_out"] == 270 - before
     assert rows(out) == undisturbed_long
 
 
@@ -277,7 +277,7 @@ def test_workers_that_die_cost_no_other_point(undisturbed_long: list[dict[str, A
     write(tmp_path, LONG)
     arguments = ["sweep", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "out"), "-j", "2"]
     with started(arguments, tmp_path) as (process, mark):
-        wait_until(lambda: lines_in(tmp_path / "out" / "log") >= 100, "no points come")
+        wait_until(lambda: lines_in(tmp_path / "out" / "log") >= 50, "no points come")
         os.kill(workers(mark)[0], signal.SIGKILL)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr

@@ -58,6 +58,8 @@ DATA = {
     "streamed": "{dataset: dataset.py, arguments: {kind: Stream}}",
     "stateful": "{dataset: dataset.py, arguments: {kind: Stateful}}",
 }
+# The others are run by `make test-slow`.
+QUICK = ("tokens-ahead", "stateful")
 
 
 def scenario_in(folder: Path, data: str) -> Path:
@@ -72,7 +74,9 @@ def trained(scenario: Path, *options: object) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    "data", [pytest.param(each, marks=[] if each in QUICK else [pytest.mark.slow]) for each in DATA]
+)
 def test_training_goes_on_with_another_plan_as_if_it_had_not_stopped(data: str, tmp_path: Path) -> None:
     scenario = scenario_in(tmp_path, data)
     whole = trained(scenario, "--strategy", "gpipe", "--steps", 12)
@@ -101,7 +105,7 @@ def test_processes_load_data_whatever_the_length_of_the_temporary_folder(
     assert not [*folder.glob("ropebridge-*"), *folder.glob("pymp-*")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_processes_that_load_data_end_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     scenario = scenario_in(tmp_path, "indexed")
     options = ["--on-this-device", "--strategy", "gpipe", "--steps", "1000000"]
@@ -112,6 +116,7 @@ def test_processes_that_load_data_end_with_the_command(number: signal.Signals, t
         assert not left_behind(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_takes_its_process_along_and_is_replaced(tmp_path: Path) -> None:
     scenario = scenario_in(tmp_path, "indexed")
     options = ["--on-this-device", "--strategy", "gpipe", "--steps", "1000000", "--backup-every", "2"]
