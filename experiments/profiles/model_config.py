@@ -10,7 +10,7 @@ import yaml
 from executor.validate import check_precision
 from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
-from planner.files.documents import Document
+from planner.files.documents import Document, parse_yaml
 from planner.files.parsing import Part
 from planner.files.training import read_data
 from planner.scenario.data import TrainingData
@@ -116,8 +116,8 @@ def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:
 def _argument(text: str) -> tuple[str, int | float | str | bool]:
     key, value = key_and_value(text, "width=64")
     try:
-        read = yaml.safe_load(value)
-    except yaml.YAMLError:
+        read = parse_yaml(value)
+    except (yaml.YAMLError, RecursionError, ValueError):
         read = None
     if not isinstance(read, int | float | str | bool):
         raise InputError(f"'{text}' is no assignment", where="--set", valid="write KEY=VALUE, for example 'width=64'")

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,36 @@ import yaml
 
 from planner.plan.actions import Action
 from traces.common.errors import InputError
+from traces.common.text import read_regular
 
 Location = tuple[int | str, ...]
+
+
+# Bounds on what a file may hold, far above what anybody writes: what is beyond them is a mistake or an attack. YAML is
+# read at about a quarter of a megabyte per second. Aliases count as often as they are used.
+_MOST_BYTES = {True: 64 * 2**20, False: 4 * 2**20}
+_MOST_VALUES = 300_000
+_MOST_LEVELS = 60
+_MOST_DIGITS = 400
+
+_NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+_YAML_TAGS = _NUMBER_TAGS | {f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null", "seq", "map", "merge")}
 
 
 def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        InputError: The file does not exist, cannot be read, is empty, or is not text.
+        InputError: The file does not exist, cannot be read, is empty or too large, or is not text.
     """
 
     def refused(problem: str, valid: str = "check the path") -> InputError:
         return InputError(problem, where=str(path), valid=valid)
 
     try:
-        text = path.read_bytes().decode()
+        text = read_regular(path, _MOST_BYTES[path.suffix == ".json"]).decode()
+    except InputError as error:
+        raise error.within(str(path)) from None
     except UnicodeDecodeError:
         raise refused("this is a binary file", "give a UTF-8 text file") from None
     except ValueError as error:
@@ -62,7 +77,7 @@ class Document:
         self.path = path
         self._text = text = read_text(path)
         try:
-            self.value: Any = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_Loader)
+            self.value: Any = _json(text) if path.suffix == ".json" else parse_yaml(text)
         except json.JSONDecodeError as error:
             raise InputError(
                 f"the file is not JSON: {error.msg}",
@@ -109,6 +124,88 @@ class Document:
             return None
 
 
+def parse_yaml(text: str) -> Any:
+    """Return the plain value of a YAML text, whose aliases are not multiplied without bound.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, gives a key twice, contains itself, or has too many values.
+        RecursionError: The text is nested too deeply.
+        ValueError: A number cannot be read.
+    """
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _extent(root, {}, 0)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """The number of values in a YAML node and its levels, each alias counted as what it stands for."""
+
+    values: int
+    levels: int
+
+
+def _extent(node: yaml.Node, known: dict[int, _Extent | None], level: int) -> _Extent:
+    """Return the extent of a node at a level; ``known`` has those of nodes before, None while it is being found."""
+    found = known.get(id(node), _Extent(0, 0))
+    if found is None:
+        raise _refused("a value contains itself", node)
+    if not found.values:
+        _check_scalar(node)
+        known[id(node)] = None
+        children = [] if isinstance(node, yaml.ScalarNode) else node.value
+        pairs = (each if isinstance(each, tuple) else (each,) for each in children)
+        parts = [_extent(child, known, level + 1) for pair in pairs for child in pair] if level < _MOST_LEVELS else []
+        found = _Extent(1 + sum(part.values for part in parts), 1 + max((part.levels for part in parts), default=0))
+        known[id(node)] = found
+    if level + found.levels > _MOST_LEVELS:
+        raise RecursionError
+    if found.values > _MOST_VALUES:
+        raise _refused(f"there are more than {_MOST_VALUES:,} values, aliases counted as what they stand for", node)
+    return found
+
+
+def _check_scalar(node: yaml.Node) -> None:
+    if node.tag not in _YAML_TAGS:
+        raise _refused(f"the tag '{node.tag}' is not used here", node)
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBER_TAGS and len(node.value) > _MOST_DIGITS:
+        raise _refused(f"a number has {len(node.value)} digits", node)
+
+
+def _refused(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _json(text: str) -> Any:
+    """Return the plain value of a JSON text, checked as `parse_yaml` does."""
+    value = json.loads(text, object_pairs_hook=_unrepeated)
+    _check_levels(value, 0)
+    return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key '{twice}' is given twice")
+    return found
+
+
+def _check_levels(value: Any, level: int) -> None:
+    if level > _MOST_LEVELS:
+        raise RecursionError
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        if isinstance(child, dict | list):
+            _check_levels(child, level + 1)
+
+
 class _Loader(yaml.SafeLoader):
     """YAML loader that refuses repeated keys and reads dates as text."""
 
@@ -127,6 +224,16 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_bool(self, node: yaml.ScalarNode) -> bool:
+        try:
+            return super().construct_yaml_bool(node)
+        except KeyError:
+            raise _refused(f"'{node.value}' is neither true nor false", node) from None
+
+
+# The base class's table names its own method.
+_Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_yaml_bool)
 
 
 def plain(value: Any, *, defaults: bool = True) -> Any:

@@ -28,6 +28,9 @@ from planner.scenario.effects import (
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import LineError, check_rising, parse_scaled, read_text
 
+# The least segment that every host accepts (RFC 9293, 3.7.1). Simulating a message in smaller windows takes for ever.
+_SEGMENT_BYTES = 536
+
 _COLUMNS = ("time_s", "speed")
 
 _VALID_SPEEDS = "give a header 'time_s,speed' and rows such as '10,0.5', speeds relative to the profile"
@@ -189,11 +192,11 @@ class NetworkEntry:
     base: Literal["ideal", "tcp", "tcp-wide-area"] = "tcp-wide-area"
     share: Number | None = None
     payload_efficiency: Number | None = None
-    window: BytesOrUnlimited | None = None
+    window: Annotated[BytesOrUnlimited, Field(ge=_SEGMENT_BYTES)] | None = None
     ready_notice: bool | None = None
     cold_start: bool | None = None
     idle: Seconds | None = None
-    initial_window: Bytes | None = None
+    initial_window: Annotated[Bytes, Field(ge=_SEGMENT_BYTES)] | None = None
     handover: Seconds | None = None
 
 

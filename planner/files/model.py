@@ -251,9 +251,16 @@ def _huggingface(entry: ModelEntry, part: Part) -> list[_Layer]:
     return [(layer, part.where("huggingface")) for layer in named]
 
 
+# Planning more would take hours.
+_MOST_LAYERS = 10_000
+
+
 def _layers(entries: Sequence[LayerEntry], part: Part) -> list[_Layer]:
     if not entries:
         raise InputError("the model has no layers", where=part.where("layers"), valid="give at least one")
+    if (count := sum(entry.repeat for entry in entries)) > _MOST_LAYERS:
+        valid = f"{_MOST_LAYERS:,} are possible: make one layer of several"
+        raise InputError(f"the model has {count:,} layers", where=part.where("layers"), valid=valid)
     layers: list[_Layer] = []
     input_bytes = 0
     for index, entry in enumerate(entries):

@@ -100,6 +100,10 @@ class TrainingEntry:
     data: DataEntry | str | None = None
 
 
+# Planning a step of more would take hours.
+_MOST_MICROBATCHES = 20_000
+
+
 def read_training(part: Part) -> Training:
     """Return the training that a part of a scenario describes; raise an InputError for the first mistake."""
     entry = part.parse(TrainingEntry)
@@ -108,6 +112,10 @@ def read_training(part: Part) -> Training:
         schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
     except InputError as error:
         raise InputError(error.problem, part.where("optimizer", "schedule", error.where), error.valid) from None
+    if entry.microbatch and entry.global_batch > _MOST_MICROBATCHES * entry.microbatch:
+        problem = f"{entry.global_batch // entry.microbatch:,} microbatches in a step are too many"
+        least = -(-entry.global_batch // _MOST_MICROBATCHES)
+        raise InputError(problem, part.where("microbatch"), f"give {least} samples or more, or a smaller global batch")
     optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
     data = None if entry.data is None else read_data(part.inner("data"))
     return Training(**{**asdict(entry), "optimizer": optimizer, "data": data})

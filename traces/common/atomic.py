@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from traces.common.errors import InputError
@@ -28,7 +29,9 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
             f"cannot be written: {error.strerror}", where=str(path), valid="choose another folder"
         ) from error
     finally:
-        beside.unlink(missing_ok=True)
+        # On a file system that has become read-only there is nothing to remove, and the attempt fails.
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def check_place(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from traces.common.errors import InputError
+from traces.common.units import size_text
 
 
 class LineError(InputError):
@@ -144,6 +146,28 @@ def parse_json(text: str, valid: str) -> Any:
         raise InputError(f"cannot be read: {error}", valid=valid) from error
 
 
+# A larger file is treated as a mistake: reading it would take gigabytes of memory.
+MOST_BYTES = 128 * 2**20
+
+
+def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a file that is no device, pipe or socket, from which reading might never end.
+
+    Raises:
+        InputError: The file is special or larger than ``most_bytes``. The error lacks the path, which the caller adds.
+        OSError: The file cannot be read.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise InputError("is a device, pipe or socket", valid="name a regular file")
+    with path.open("rb") as file:
+        # One byte more than is allowed: a file of the system, such as one in /proc, has no size.
+        content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1)
+    if max(len(content), status.st_size) > most_bytes:
+        raise InputError(f"has more than {size_text(most_bytes)}", valid="is this the right file?")
+    return content
+
+
 def read_text(path: Path, valid: str) -> str:
     """Return the text of a file; ``valid`` describes valid contents, for messages.
 
@@ -151,7 +175,7 @@ def read_text(path: Path, valid: str) -> str:
         InputError: The file cannot be read, is binary, or is empty. The error lacks the path, which the caller adds.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", valid="name a trace file") from error
     except ValueError as error:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from traces.common.errors import InputError, unknown_name
+from traces.common.text import read_regular
 
 Key = TypeVar("Key", str, int)
 Value = TypeVar("Value")
@@ -19,7 +20,9 @@ def read_bytes(path: Path) -> bytes:
         InputError: The file cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_regular(path)
+    except InputError as error:
+        raise error.within(str(path)) from None
     except OSError as error:
         problem = f"the file cannot be read: {error.strerror}"
         raise InputError(problem, where=str(path), valid="check the path") from None

@@ -102,6 +102,21 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "      latency: 20 ms\n      jitter: -5 ms",
         ("15: cluster.links[0].jitter", "'-5 ms'", "not negative"),
     ),
+    "more layers than anybody plans": (
+        "repeat: 2",
+        "repeat: 10000",
+        ("22: model.layers: the model has 10,001 layers", "10,000 are possible"),
+    ),
+    "more microbatches than anybody plans": (
+        "  global_batch: 32",
+        "  global_batch: 100000\n  microbatch: 4",
+        ("36: training.microbatch: 25,000 microbatches", "give 5 samples or more"),
+    ),
+    "a window smaller than a packet": (
+        "training:",
+        "effects: {network: {window: 1 B}}\ntraining:",
+        ("34: effects.network.window: '1 B' is not valid", "greater than or equal to 536"),
+    ),
     "all packets lost": (
         "      latency: 20 ms",
         "      latency: 20 ms\n      loss: 1",
