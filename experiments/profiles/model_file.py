@@ -114,7 +114,7 @@ def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
     if isinstance(layer, LayerWork):
         forward = _exact(float(layer.forward_flop), {"GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}, parse_flop)
         fixed = {"fixed": f"{layer.fixed_bytes} B"} if layer.fixed_bytes else {}
-        return entry | {"forward": forward, **fixed, **_shard(layer.sharding)}
+        return entry | {"forward": forward, **fixed, **_shard(layer.sharding), **_products(layer)}
     return (
         entry
         | _memory(layer.memory)
@@ -127,6 +127,26 @@ def _memory(memory: PassMemory | None) -> dict[str, Any]:
         return {}
     sizes = {"output": memory.output_bytes, "fixed": memory.fixed_bytes, "sample": memory.sample_bytes}
     return {"memory": {key: f"{size} B" for key, size in sizes.items() if size}}
+
+
+def _products(layer: LayerWork) -> dict[str, Any]:
+    """Return the entries of a layer's matrix products and kernels, without those that are not known."""
+    products = [
+        {
+            "rows": _whole(each.rows),
+            "inner": _whole(each.inner),
+            "outer": _whole(each.outer),
+            **({"count": each.count} if each.count > 1 else {}),
+            **({"divide": each.divide} if each.divide != "outer" else {}),
+        }
+        for each in layer.products
+    ]
+    kernels = {"kernels": layer.kernels} if layer.kernels else {}
+    return ({"products": products} if products else {}) | kernels
+
+
+def _whole(size: float) -> int | float:
+    return int(size) if float(size).is_integer() else size
 
 
 def _shard(sharding: Sharding | None) -> dict[str, Any]:
@@ -169,11 +189,13 @@ def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], f
 
 
 def _take_over(document: Document, new: dict[str, Any], path: Path) -> None:
-    """Copy the times on other kinds from the old file into the new one, if both have the same layers."""
+    """Copy times on other kinds, and the tables of rates, from the old file into the new one of the same layers."""
     old = document.value
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
         raise _another_model(path)
     _refuse_another_precision(document, _precision(new))
+    if "roofline" in old:
+        new["roofline"] = old["roofline"]
     if measured := {**old.get("measured_on", {}), **new.get("measured_on", {})}:
         new["measured_on"] = measured
     for before, layer in zip(old["layers"], new["layers"], strict=True):
@@ -182,12 +204,12 @@ def _take_over(document: Document, new: dict[str, Any], path: Path) -> None:
 
 
 def _without_times(document: Mapping[str, Any]) -> Any:
-    """Return the document with the times of each layer replaced by whether it has any, and without their precision."""
+    """Return the document with the times of each layer replaced by whether it has any, and without their origin."""
     layers = document.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None
     blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
-    head = {key: value for key, value in document.items() if key not in ("measured_on", "precision")}
+    head = {key: value for key, value in document.items() if key not in ("measured_on", "precision", "roofline")}
     return {**head, "layers": blank}
 
 

@@ -1,14 +1,15 @@
-"""Reads the ``cluster`` of a scenario and resolves it to devices and links."""
+"""Reads the ``cluster`` of a scenario, resolved to devices and links, and the measured tables of device kinds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import chain, permutations
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from planner.files.documents import Location
+from planner.files.documents import Document, Location
 from planner.files.parsing import (
     BitsPerSecond,
     Bytes,
@@ -18,16 +19,21 @@ from planner.files.parsing import (
     NotNegative,
     Number,
     Part,
+    Positive,
     Seconds,
     file_entry,
+    parse,
 )
 from planner.files.trace import TraceEntry, read_trace_entry
 from planner.scenario.cluster import Cluster, ClusterError, Device, Link
 from planner.scenario.datasheet import DATASHEET, INTERCONNECTS, REACHED_SHARE, DeviceKind, find_kind
+from planner.scenario.kind_table import KindTable
 from planner.scenario.size_curve import SizeCurve
 from planner.scenario.training import PRECISIONS
 from traces.common.errors import InputError, find_by_name, unknown_name
 from traces.common.units import parse_bytes_per_second
+
+_Sizes = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 
 @file_entry
@@ -86,6 +92,34 @@ class KindEntry:
     peak: FlopPerSecond | dict[str, FlopPerSecond]
     memory: Bytes
     memory_bandwidth: BytesPerSecond
+
+
+@file_entry
+class KindTableEntry:
+    """A measured table of one device kind in one precision.
+
+    Attributes:
+        device: Name of the measured device, as torch gives it.
+        source: How the table was measured, in words.
+        launch: Time to launch a kernel.
+        memory_bandwidth: Bytes that a copy reads and writes in a second.
+        rows: Rows of the first matrix of each measured product.
+        inner: Columns of the first matrix, which are the rows of the second one.
+        outer: Columns of the second matrix.
+        rates: Rate of each product: a list for each of ``rows`` of lists for each of ``inner``, one rate for each of
+            ``outer``.
+    """
+
+    kind: Name
+    device: str
+    precision: str
+    source: str
+    launch: Seconds
+    memory_bandwidth: BytesPerSecond
+    rows: _Sizes
+    inner: _Sizes
+    outer: _Sizes
+    rates: tuple[tuple[tuple[FlopPerSecond, ...], ...], ...]
 
 
 @file_entry
@@ -282,3 +316,68 @@ def _size_curve(entry: SizeCurveEntry | None, part: Part, index: int) -> SizeCur
                 valid="give a curve of GB/s above zero for every size, and a ceiling above zero",
             )
     return curve
+
+
+def read_kind_table(path: Path) -> KindTable:
+    """Return the table in a file.
+
+    Raises:
+        InputError: The file cannot be read, or is no such table.
+    """
+    document = Document(path)
+    entry = parse(KindTableEntry, document, document.value)
+    find_by_name(entry.precision, PRECISIONS, "precision", where=document.where(("precision",)))
+    try:
+        return KindTable(
+            entry.kind,
+            entry.device,
+            entry.precision,
+            entry.rows,
+            entry.inner,
+            entry.outer,
+            entry.rates,
+            entry.launch,
+            entry.memory_bandwidth,
+            entry.source,
+        )
+    except InputError as error:
+        raise InputError(error.problem, document.where((error.where,)), error.valid) from None
+
+
+def read_kind_tables(
+    paths: Sequence[tuple[Path, str]], kinds: Sequence[str], precision: str, where: str
+) -> Mapping[str, KindTable]:
+    """Return the tables of a model by kind.
+
+    Args:
+        paths: The files, each with the place that names it.
+        kinds: Kinds of the cluster's devices; tables of other kinds are left out.
+        precision: The precision of training.
+        where: The place of the list of files.
+
+    Raises:
+        InputError: A file is no table, is of another precision or of a kind that has one already, or none of them is of
+            a kind of the cluster.
+    """
+    tables: dict[str, KindTable] = {}
+    for path, place in paths:
+        try:
+            table = read_kind_table(path)
+        except InputError as error:
+            raise error if error.where else error.within(place) from None
+        if table.precision != precision:
+            raise InputError(
+                f"the table of '{table.kind}' is for {table.precision}, but the model is trained in {precision}",
+                where=place,
+                valid=f"give a table that was measured in {precision}, or train in {table.precision}",
+            )
+        if table.kind in tables:
+            raise InputError(f"there are two tables of the kind '{table.kind}'", place, "give one for each kind")
+        tables[table.kind] = table
+    if tables and not set(tables) & set(kinds):
+        raise InputError(
+            f"no device of the cluster is of a kind that has a table: {', '.join(tables)}",
+            where=where,
+            valid=f"measure one of {', '.join(kinds)}: 'ropebridge profile kind --kind NAME'",
+        )
+    return {kind: table for kind, table in tables.items() if kind in kinds}

@@ -1,16 +1,18 @@
 """Reads the ``model`` of a scenario and resolves it to the costs of its layers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 
+from planner.files.cluster import read_kind_tables
 from planner.files.importers.huggingface import read_config, read_huggingface
 from planner.files.importers.sailor import read_sailor
 from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
+from planner.scenario.kind_table import DIVISIONS, KindTable, MatrixProduct
 from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, PassMemory, TimeTable
 from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
 from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
@@ -81,6 +83,23 @@ class MemoryEntry:
 
 
 @file_entry
+class ProductEntry:
+    """Matrix products of a layer's forward, each of ``rows`` x ``inner`` with ``inner`` x ``outer``.
+
+    Attributes:
+        rows: Rows for one sample, such as its tokens.
+        count: Number of such products.
+        divide: The size that the devices of a tensor-parallel group divide: ``rows``, ``inner`` or ``outer``.
+    """
+
+    rows: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    inner: Positive
+    outer: Positive
+    count: Positive = 1
+    divide: Annotated[str, WithJsonSchema({"enum": list(DIVISIONS)})] = "outer"
+
+
+@file_entry
 class LayerEntry:
     """A layer (or ``repeat`` equal ones) with its work per sample for the roofline, or its times per device kind.
 
@@ -91,6 +110,8 @@ class LayerEntry:
         shard: How the devices of a host can divide the layer by tensor parallelism: ``column``, ``row``, ``heads``,
             ``block`` or ``vocabulary``, or in numbers. Without it, the layer is replicated on all of them.
         memory: Measured memory of the passes; without it, ``workspace_share`` of the scenario's effects.
+        products: Matrix products of the forward, whose shapes a table of ``roofline`` needs.
+        kernels: Number of kernels of the forward; 0 if it is not known.
     """
 
     name: Name
@@ -104,6 +125,8 @@ class LayerEntry:
     tied: Bytes = 0
     shard: _Named | ShardEntry | None = None
     memory: MemoryEntry | None = None
+    products: tuple[ProductEntry, ...] = ()
+    kernels: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
 
 @file_entry
@@ -123,6 +146,8 @@ class ModelEntry:
         precision: The precision in which times and sizes were measured, fp32 if absent; layers with ``forward`` have
             float32 sizes.
         measured_on: The device on which the times of each kind were measured, in words, by the kind.
+        roofline: Files of ``ropebridge profile kind``, with the measured rates of one kind each; the roofline of other
+            kinds uses their datasheet.
         code: The file with the model's code, for runs with real compute; a ``huggingface`` model needs none.
         weights: A safetensors file, or a folder of such files, with the first weights of a ``huggingface`` model;
             random weights if absent.
@@ -136,6 +161,7 @@ class ModelEntry:
     tokens: Positive | None = None
     weights: str | None = None
     measured_on: dict[str, str] = field(default_factory=dict)
+    roofline: tuple[str, ...] = ()
     code: str | None = None
     arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
 
@@ -162,23 +188,41 @@ def read_model(
             where=part.where(),
             valid="give 'tokens: 2048', the length of a sample, with a 'huggingface' config.json, and only with it",
         )
+    _check_roofline(entry, part)
     if entry.sailor is not None:
         sailor = entry.sailor
         profile = read_sailor(part.path(sailor.times), part.path(sailor.sizes), sailor.model)
         return ModelProfile(entry.name, profile.layers, profile.sharded), _code(entry, part)
     layers = _huggingface(entry, part) if entry.layers is None else _layers(entry.layers, part)
+    tables = _tables(entry, part, kinds, precision)
     profiles = []
     for layer, where in layers:
         try:
-            made = roofline_layer(layer, kinds.values(), precision) if isinstance(layer, LayerWork) else layer
+            made = roofline_layer(layer, kinds.values(), precision, tables) if isinstance(layer, LayerWork) else layer
         except InputError as error:
             raise error.within(where) from None
         profiles.append(made)
     works = [layer for layer, _ in layers if isinstance(layer, LayerWork)]
     sharded = {}
     if len(works) == len(layers):
-        sharded = sharded_models(entry.name, works, kinds.values(), precision, most_devices)
+        sharded = sharded_models(entry.name, works, kinds.values(), precision, most_devices, tables)
     return ModelProfile(entry.name, tuple(profiles), sharded), _code(entry, part)
+
+
+def _check_roofline(entry: ModelEntry, part: Part) -> None:
+    """Raise `InputError` if there are tables, but no layer of which a roofline estimates the times."""
+    counted = entry.huggingface is not None or any(layer.forward is not None for layer in entry.layers or ())
+    if entry.roofline and not counted:
+        raise InputError(
+            "the model's times are measured, so that no roofline is used",
+            where=part.where("roofline"),
+            valid="remove 'roofline', or give the layers their operations as 'forward'",
+        )
+
+
+def _tables(entry: ModelEntry, part: Part, kinds: Mapping[str, DeviceKind], precision: str) -> Mapping[str, KindTable]:
+    places = [(part.path(file), part.where("roofline", index)) for index, file in enumerate(entry.roofline)]
+    return read_kind_tables(places, list(kinds), precision, part.where("roofline"))
 
 
 def _check_precision(entry: ModelEntry, precision: str, part: Part) -> None:
@@ -297,7 +341,15 @@ def _repeated(entry: LayerEntry, where: str, places: Sequence[_Place]) -> Sequen
         if entry.forward is not None:
             if entry.memory is not None:
                 raise InputError("memory is measured with times", "memory", "remove it, or give 'times'")
-            work = LayerWork(entry.name, entry.forward, *sizes, fixed_bytes=entry.fixed, tied_bytes=entry.tied)
+            work = LayerWork(
+                entry.name,
+                entry.forward,
+                *sizes,
+                fixed_bytes=entry.fixed,
+                tied_bytes=entry.tied,
+                products=tuple(map(_product, entry.products)),
+                kernels=entry.kernels,
+            )
             layers = [replace(work, sharding=_sharding(entry, place)) for place in places]
         else:
             layers = [_measured(entry)] * len(places)
@@ -308,8 +360,16 @@ def _repeated(entry: LayerEntry, where: str, places: Sequence[_Place]) -> Sequen
     return [replace(layer, name=f"{entry.name}-{number}") for number, layer in enumerate(layers)]
 
 
+def _product(entry: ProductEntry) -> MatrixProduct:
+    find_by_name(entry.divide, dict.fromkeys(DIVISIONS), "division", where="products")
+    return MatrixProduct(entry.rows, entry.inner, entry.outer, entry.count, entry.divide)
+
+
 def _measured(entry: LayerEntry) -> LayerProfile:
     assert entry.times is not None
+    if entry.products or entry.kernels:
+        key = "products" if entry.products else "kernels"
+        raise InputError("a layer with measured times has no use for this", key, f"remove '{key}', or give 'forward'")
     if entry.shard is not None:
         raise InputError("a layer with measured times cannot be divided", "shard", "remove 'shard', or give 'forward'")
     tables = {

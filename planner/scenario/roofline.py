@@ -22,13 +22,22 @@ measurement by 12 % in the mean, 8 % in the median, 37 % at most (GPT-Neo-2.7 on
 single fp32 efficiency for all kinds allows). The "RTX-2080" of sailor is left out: it has 0.62 of the peak of the
 Titan RTX but 0.94 of its measured speed, so it is probably a 2080 Ti. Wider layers reach a larger share of the
 peak: OPT-30 in plain fp32 on A100, which is not in the fit, 93 %.
+
+A kind may have a table of rates measured by shape (`planner.scenario.kind_table`). A pass over a layer whose matrix
+products are known, or that has no operations, then takes
+
+    time = max(flop / rate of the products' shapes, bytes / measured memory bandwidth, kernels * launch time)
+
+The input gradient of a product rows x inner x outer is one of rows x outer x inner, and the weight gradient one of
+inner x rows x outer. Operations outside the products count at the products' mean rate.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.scenario.datasheet import DeviceKind
+from planner.scenario.kind_table import KindTable, MatrixProduct
 from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, TimeTable
 from planner.scenario.sharding import Sharding
 from planner.scenario.training import FLOAT32_BYTES, PRECISIONS, Precision
@@ -55,6 +64,11 @@ LAUNCH_OVERHEAD_S = 160e-6
 
 SAMPLE_COUNTS = tuple(2**power for power in range(11))
 
+# The share by which rounding may make the products of a layer more operations than its forward.
+_ROUNDING = 1e-6
+
+_NO_TABLES: Mapping[str, KindTable] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
 class LayerWork:
@@ -72,9 +86,11 @@ class LayerWork:
         backward_weight_flop: Operations of the weight gradient for one sample; None for as many as the forward; ignored
             for a layer without parameters.
         tied_bytes: As in `planner.scenario.profile.LayerProfile`.
+        products: Matrix products of the forward; none if they are not known.
+        kernels: Number of kernels of the forward; 0 if it is not known.
 
     Raises:
-        InputError: An amount is negative or not finite.
+        InputError: An amount is negative or not finite, or the products have more operations than the forward.
     """
 
     name: str
@@ -87,6 +103,8 @@ class LayerWork:
     fixed_bytes: int = 0
     sharding: Sharding | None = None
     tied_bytes: int = 0
+    products: tuple[MatrixProduct, ...] = ()
+    kernels: int = 0
 
     def __post_init__(self) -> None:
         flop = (self.forward_flop, self.backward_input_flop or 0.0, self.backward_weight_flop or 0.0)
@@ -95,6 +113,13 @@ class LayerWork:
             raise InputError(
                 f"layer '{self.name}' has an amount of work or bytes that is negative or not finite",
                 valid="FLOP and bytes are finite and not negative",
+            )
+        in_products = sum(each.flop for each in self.products)
+        if in_products > (1 + _ROUNDING) * self.forward_flop:
+            raise InputError(
+                f"the products of layer '{self.name}' have {in_products:.6g} FLOP a sample, but its forward has "
+                f"{self.forward_flop:.6g}",
+                valid="give 2 * rows * inner * outer FLOP to the forward for each product, or more",
             )
 
 
@@ -121,11 +146,17 @@ def shard_of(work: LayerWork, degree: int) -> LayerWork:
         activation_bytes=shard(work.activation_bytes, sharding.replicated_activation_bytes),
         fixed_bytes=shard(work.fixed_bytes, sharding.replicated_fixed_bytes),
         tied_bytes=work.tied_bytes // degree,
+        products=tuple(each.part(degree) for each in work.products),
     )
 
 
 def sharded_models(
-    name: str, works: Sequence[LayerWork], kinds: Iterable[DeviceKind], precision: str, most: int
+    name: str,
+    works: Sequence[LayerWork],
+    kinds: Iterable[DeviceKind],
+    precision: str,
+    most: int,
+    tables: Mapping[str, KindTable] = _NO_TABLES,
 ) -> dict[int, ModelProfile]:
     """Return the profiles of one device of a tensor-parallel group, by the number of devices, from 2 to ``most``.
 
@@ -137,15 +168,20 @@ def sharded_models(
     kinds = tuple(kinds)
     degrees = (each for each in range(2, most + 1) if all(count % each == 0 for count in parts))
     return {
-        degree: ModelProfile(name, tuple(roofline_layer(shard_of(work, degree), kinds, precision) for work in works))
+        degree: ModelProfile(
+            name, tuple(roofline_layer(shard_of(work, degree), kinds, precision, tables) for work in works)
+        )
         for degree in degrees
     }
 
 
-def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str) -> LayerProfile:
+def roofline_layer(
+    work: LayerWork, kinds: Iterable[DeviceKind], precision: str, tables: Mapping[str, KindTable] = _NO_TABLES
+) -> LayerProfile:
     """Return a layer's profile on device kinds, with rows at powers of two from 1 to 1024 samples.
 
     ``precision`` is one of `planner.scenario.training.PRECISIONS`. A kind whose datasheet lacks it computes in fp32.
+    ``tables`` are measured rates in this precision, by kind.
 
     Raises:
         InputError: The precision is unknown.
@@ -161,7 +197,7 @@ def roofline_layer(work: LayerWork, kinds: Iterable[DeviceKind], precision: str)
         work.parameter_bytes,
         converted.output_bytes,
         converted.activation_bytes,
-        {kind.name: _time_table(converted, kind, formats) for kind in kinds},
+        {kind.name: _time_table(converted, kind, formats, tables.get(kind.name)) for kind in kinds},
         forward_sums=_converted(work.sharding.forward_sums if work.sharding else NO_SUMS, formats),
         backward_sums=_converted(work.sharding.backward_sums if work.sharding else NO_SUMS, formats),
         tied_bytes=work.tied_bytes,
@@ -172,27 +208,62 @@ def _converted(sums: GroupSums, formats: Precision) -> GroupSums:
     return GroupSums(sums.count, formats.converted_bytes(sums.sample_bytes))
 
 
-def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision) -> TimeTable:
-    def column(flop: float) -> tuple[float, ...]:
+# The sizes of a product in a pass, given the product and its rows for all samples: rows, inner and outer.
+_Shape = Callable[[MatrixProduct, float], tuple[float, float, float]]
+
+
+def _forward(each: MatrixProduct, rows: float) -> tuple[float, float, float]:
+    return rows, each.inner, each.outer
+
+
+def _input_gradient(each: MatrixProduct, rows: float) -> tuple[float, float, float]:
+    return rows, each.outer, each.inner
+
+
+def _weight_gradient(each: MatrixProduct, rows: float) -> tuple[float, float, float]:
+    return each.inner, rows, each.outer
+
+
+def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision, table: KindTable | None) -> TimeTable:
+    def column(flop: float, shape: _Shape) -> tuple[float, ...]:
+        if table is not None and (work.products or not flop):
+            return tuple(_measured_s(work, flop, table, formats, shape, samples) for samples in SAMPLE_COUNTS)
         return tuple(LAUNCH_OVERHEAD_S + _busy_s(work, flop, kind, formats, samples) for samples in SAMPLE_COUNTS)
 
-    def gradient(flop: float | None) -> tuple[float, ...]:
+    def gradient(flop: float | None, shape: _Shape) -> tuple[float, ...]:
         if flop == 0:
             return (0.0,) * len(SAMPLE_COUNTS)
-        return column(work.forward_flop if flop is None else flop)
+        return column(work.forward_flop if flop is None else flop, shape)
 
     return TimeTable(
         SAMPLE_COUNTS,
-        forward_s=column(work.forward_flop),
-        backward_input_s=gradient(work.backward_input_flop),
-        backward_weight_s=gradient(work.backward_weight_flop if work.parameter_bytes else 0.0),
+        forward_s=column(work.forward_flop, _forward),
+        backward_input_s=gradient(work.backward_input_flop, _input_gradient),
+        backward_weight_s=gradient(work.backward_weight_flop if work.parameter_bytes else 0.0, _weight_gradient),
     )
+
+
+def _measured_s(
+    work: LayerWork, flop: float, table: KindTable, formats: Precision, shape: _Shape, samples: int
+) -> float:
+    arithmetic_s = 0.0
+    if flop:
+        rate = table.mean_rate((*shape(each, samples * each.rows), each.flop) for each in work.products)
+        arithmetic_s = samples * flop / rate
+    products = sum(each.count for each in work.products)
+    # Only products have weights, and so a weight gradient, if there are any.
+    kernels = products if products and shape is _weight_gradient else max(work.kernels, products)
+    moved_s = _moved_bytes(work, formats, samples) / table.memory_bandwidth_bytes_per_s
+    return max(arithmetic_s, moved_s, kernels * table.launch_s)
 
 
 def _busy_s(work: LayerWork, flop: float, kind: DeviceKind, formats: Precision, samples: int) -> float:
     arithmetic = formats.arithmetic if formats.arithmetic in kind.peak_flops else "fp32"
     compute_s = samples * flop / (COMPUTE_EFFICIENCY[arithmetic] * kind.peak_flops[arithmetic])
-    used_bytes = work.parameter_bytes * (formats.copy_bytes or FLOAT32_BYTES) // FLOAT32_BYTES
-    moved_bytes = used_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)
-    memory_s = moved_bytes / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
+    memory_s = _moved_bytes(work, formats, samples) / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
     return max(compute_s, memory_s)
+
+
+def _moved_bytes(work: LayerWork, formats: Precision, samples: int) -> float:
+    used_bytes = work.parameter_bytes * (formats.copy_bytes or FLOAT32_BYTES) // FLOAT32_BYTES
+    return used_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)

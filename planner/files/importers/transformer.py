@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
+from planner.scenario.kind_table import MatrixProduct
 from planner.scenario.profile import NO_SUMS, GroupSums
 from planner.scenario.roofline import LayerWork
 from planner.scenario.sharding import Sharding
@@ -135,6 +136,8 @@ class TransformerShape:
                 GroupSums(2, 2 * between),
                 GroupSums(2, 2 * between),
             ),
+            products=self._block_products(tokens),
+            kernels=self._block_kernels,
         )
         saved = 2 * self.width + self.vocabulary + (self.norm_parameters if self.final_norm else 0)
         matrices = self._table + self._projection + (self.width**2 if self.head_transform else 0)
@@ -159,6 +162,9 @@ class TransformerShape:
                 self.vocabulary,
             ),
             tied_bytes=tied_bytes,
+            products=self._head_products(tokens),
+            # A norm, the logits and the two of the loss; a transform has three more.
+            kernels=4 + (3 if self.head_transform else 0),
         )
         embedding = LayerWork(
             "embedding",
@@ -177,6 +183,9 @@ class TransformerShape:
                 self.vocabulary,
             ),
             tied_bytes=tied_bytes,
+            products=(MatrixProduct(tokens, self.embedding_width, self.width),) if self._projection else (),
+            # A lookup in each table and their sums.
+            kernels=(3 if self.positions else 1) + bool(self._projection) + self.embedding_norm,
         )
         return [embedding, *[block] * self.blocks, head]
 
@@ -229,6 +238,39 @@ class TransformerShape:
         seen = min(tokens, self.window or tokens)
         matrices = self._attention + self.active_experts * self._expert + self._router
         return 2 * tokens * matrices + 4 * tokens * seen * self.heads * self.head_width
+
+    def _block_products(self, tokens: int) -> tuple[MatrixProduct, ...]:
+        """Return the products of a block; those of attention stand for one in each head, with the rows of all heads.
+
+        Queries, keys and values are one product, as in most implementations.
+        """
+        mixed, seen = self.heads * self.head_width, min(tokens, self.window or tokens)
+        rows_of_expert = tokens * self.active_experts / self.experts
+        return (
+            MatrixProduct(tokens, self.width, mixed + 2 * self.key_value_heads * self.head_width),
+            MatrixProduct(tokens * self.heads, self.head_width, seen, divide="rows"),
+            MatrixProduct(tokens * self.heads, seen, self.head_width, divide="rows"),
+            MatrixProduct(tokens, mixed, self.width, divide="inner"),
+            MatrixProduct(rows_of_expert, self.width, self.inner, self.experts * (2 if self.gated else 1)),
+            MatrixProduct(rows_of_expert, self.inner, self.width, self.experts, divide="inner"),
+        )
+
+    @property
+    def _block_kernels(self) -> int:
+        """Number of kernels of a block's forward with fused norms and attention, and products that add their biases."""
+        attention, norms, residuals = 3, 2 + (2 if self.head_norms else 0), 2
+        expert = 5 if self.gated else 3
+        # A router multiplies, and chooses; experts gather and scatter their tokens.
+        routing = 2 + 2 * self.experts if self.experts > 1 else 0
+        return attention + norms + residuals + expert * self.experts + routing
+
+    def _head_products(self, tokens: int) -> tuple[MatrixProduct, ...]:
+        products: tuple[MatrixProduct, ...] = (MatrixProduct(tokens, self.embedding_width, self.vocabulary),)
+        if self._projection:
+            products += (MatrixProduct(tokens, self.width, self.embedding_width),)
+        if self.head_transform:
+            products += (MatrixProduct(tokens, self.width, self.width),)
+        return products
 
     @property
     def _saved(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.files.importers.transformer import TransformerShape
+from planner.scenario.kind_table import MatrixProduct
 from planner.scenario.roofline import LayerWork
 from traces.common.errors import InputError
 
@@ -85,6 +86,9 @@ class VisionShape:
             between,
             image_bytes,
             backward_input_flop=0.0,
+            products=(MatrixProduct(tokens - 1, patch, width),),
+            # The convolution, the class token before its outputs, and the positions.
+            kernels=3,
         )
         scores_bytes = _NUMBER_BYTES * self.labels
         head = LayerWork(
@@ -94,5 +98,8 @@ class VisionShape:
             scores_bytes,
             2 * between + 2 * _NUMBER_BYTES * tokens + scores_bytes + _LABEL_BYTES,
             fixed_bytes=scores_bytes + _LABEL_BYTES,
+            products=(MatrixProduct(1, width, self.labels),),
+            # A norm, the scores and the two of the loss.
+            kernels=4,
         )
         return [embedding, *self.blocks.layers(tokens)[1:-1], head]
