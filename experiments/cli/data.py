@@ -97,6 +97,7 @@ def traces_record(
 profile_app = typer.Typer(help="Profile models and networks for planning.", no_args_is_help=True)
 
 
+MeasuredChoice = StrEnum("MeasuredChoice", ["CPU", "CUDA"])
 DeviceChoice = StrEnum("DeviceChoice", ["CPU", "CUDA", "META"])
 FormatChoice = StrEnum("FormatChoice", ["HUGGINGFACE", "METIS", "PIPEDREAM", "SAILOR"])
 
@@ -132,6 +133,27 @@ def model(
     from experiments.profiles.model import profile
 
     say(profile(config, output, as_json, tell))
+
+
+@profile_app.command("kind")
+def kind(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the table, which is replaced.")],
+    kind: Annotated[str | None, typer.Option(help="Name for this kind of device.", show_default="cpu")] = None,
+    device: Annotated[MeasuredChoice, typer.Option(help="The device to measure.")] = MeasuredChoice.CPU,
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for all cores.")] = 0,
+    limit: Annotated[str, typer.Option(help="Longest time to measure; with less, fewer shapes.")] = "2 min",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure this device's matrix products by shape. Example: ropebridge profile kind --kind my-box -o my-box.yaml."""
+    from experiments.profiles.model_config import KindConfig, check_kind_config
+    from traces.common.units import parse_duration_s
+
+    config = KindConfig(kind, device.value, precision, threads, parse_duration_s(limit))
+    check_kind_config(config, output)
+    from experiments.profiles.kind import profile_kind
+
+    say(profile_kind(config, output, as_json=as_json, tell=tell))
 
 
 @profile_app.command("import")

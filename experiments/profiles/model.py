@@ -71,7 +71,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     # As in the ranks whose times are predicted: freed memory is kept, and a rank has its share of the threads.
     keep_freed_memory()
     samples = rising_numbers(config.samples, "--samples")
-    device, kind = _device(config)
+    device, kind = (CPU, config.kind or "cpu") if config.device == META else measured_device(config.device, config.kind)
     code = ModelCode(config.code, arguments_of(config))
     precision = config.measured_precision or "fp32"
     training = Training(
@@ -96,7 +96,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
     layers = [_layer(each, kind, config.split) for each in costs.layers]
-    measured_on = {kind: _in_words(device, threads)}
+    measured_on = {kind: in_words(device, threads)}
     add_to_model_file(output, ModelLayers(config.code.stem, layers, code, config.precision, measured_on))
     if as_json:
         of_all = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
@@ -114,25 +114,29 @@ def _count(loaded: LoadedModel, code: ModelCode, training: Training, output: Pat
     return "\n".join([*work_table(layers), f"written to {output}: name it as 'model:' of a scenario"])
 
 
-def _device(config: ProfileConfig) -> tuple[torch.device, str]:
-    if config.device == META:
-        return CPU, config.kind or "cpu"
-    device, name = CPU, cpu_name()
-    if config.device != CPU.type:
+def measured_device(name: str, kind: str | None) -> tuple[torch.device, str]:
+    """Return the device ``cpu`` or ``cuda`` of this machine and its kind: ``kind``, ``cpu`` or the GPU's own name.
+
+    Raises:
+        InputError: There is no GPU, or the device is not of the kind, which is one of the datasheet.
+    """
+    device, own_name = CPU, cpu_name()
+    if name != CPU.type:
         if not torch.cuda.is_available():
             raise InputError("torch finds no GPU here", where="--device", valid="choose 'cpu'")
-        device, name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
-    kind = config.kind or ("cpu" if device == CPU else name)
-    if not is_kind(kind, name):
+        device, own_name = torch.device("cuda", 0), torch.cuda.get_device_name(0)
+    kind = kind or ("cpu" if device == CPU else own_name)
+    if not is_kind(kind, own_name):
         raise InputError(
-            f"what is measured here is no '{kind}': torch computes on {name}",
+            f"what is measured here is no '{kind}': torch computes on {own_name}",
             where="--kind",
             valid="choose another name, or measure on such a device",
         )
     return device, kind
 
 
-def _in_words(device: torch.device, threads: int) -> str:
+def in_words(device: torch.device, threads: int) -> str:
+    """Return what was measured: the processor or GPU, the threads of a CPU, and the version of torch."""
     versions = f"torch {torch.__version__}"
     if device == CPU:
         return f"{platform.processor() or platform.machine()}, {threads} threads, {versions}"

@@ -1,4 +1,4 @@
-"""The options of ``ropebridge profile model``, checked before torch is loaded."""
+"""The options of ``ropebridge profile model`` and ``profile kind``, checked before torch is loaded."""
 
 import sys
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import yaml
 from executor.validate import check_precision
 from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
+from planner.files.cluster import read_kind_table
 from planner.files.documents import Document, parse_yaml
 from planner.files.parsing import Part
 from planner.files.training import read_data
@@ -80,6 +81,46 @@ def check_config(config: ProfileConfig, output: Path) -> None:
         raise InputError(problem, where=where, valid=advice)
     check_targets([output])
     refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)), precision=config.measured_precision)
+
+
+@dataclass(frozen=True, slots=True)
+class KindConfig:
+    """Options of a measurement of a device, as given on the command line.
+
+    Attributes:
+        kind: Name for the kind of device; None for ``cpu`` or the GPU's own name.
+        device: ``cpu`` or ``cuda``.
+        threads: Number of CPU threads; 0 for all cores.
+        limit_s: Time for the measurement, seconds.
+    """
+
+    kind: str | None
+    device: str
+    precision: str
+    threads: int
+    limit_s: float
+
+
+def check_kind_config(config: KindConfig, output: Path) -> None:
+    """Check that a device can be measured with these options and its table written.
+
+    Raises:
+        InputError: An option is wrong, or there is something else in the file.
+    """
+    check_precision(config.precision, "--precision")
+    if config.limit_s <= 0:
+        raise InputError("there is no time to measure", where="--limit", valid="give a time such as '2 min'")
+    check_targets([output])
+    if not output.exists():
+        return
+    try:
+        read_kind_table(output)
+    except InputError:
+        raise InputError(
+            "there is something else than a table of a kind in this file",
+            where=str(output),
+            valid="choose another file, or remove this one",
+        ) from None
 
 
 def rising_numbers(text: str, option: str, most: int = sys.maxsize) -> list[int]:
