@@ -164,6 +164,7 @@ def _shard(sharding: Sharding | None) -> dict[str, Any]:
                 if each.count
             },
             **({"rows": sharding.rows} if sharding.rows else {}),
+            **({"fixed": f"{sharding.replicated_fixed_bytes} B"} if sharding.replicated_fixed_bytes else {}),
         }
     }
 

@@ -5,7 +5,7 @@
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
@@ -107,14 +107,6 @@ class KindTable:
         for (one, one_share), (two, two_share), (three, three_share) in product(*axes):
             logarithm += one_share * two_share * three_share * log2(self.rates[one][two][three])
         return float(2.0**logarithm)
-
-    def mean_rate(self, shapes: Iterable[tuple[float, float, float, float]]) -> float:
-        """Return the FLOP/s of products one after the other; ``shapes`` are the rows, inner, outer and FLOP of each."""
-        flop = seconds = 0.0
-        for rows, inner, outer, work in shapes:
-            flop += work
-            seconds += work / self.rate(rows, inner, outer)
-        return flop / seconds
 
 
 def _neighbours(sizes: Sequence[int], size: float) -> tuple[tuple[int, float], ...]:

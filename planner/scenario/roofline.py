@@ -23,13 +23,15 @@ single fp32 efficiency for all kinds allows). The "RTX-2080" of sailor is left o
 Titan RTX but 0.94 of its measured speed, so it is probably a 2080 Ti. Wider layers reach a larger share of the
 peak: OPT-30 in plain fp32 on A100, which is not in the fit, 93 %.
 
-A kind may have a table of rates measured by shape (`planner.scenario.kind_table`). A pass over a layer whose matrix
-products are known, or that has no operations, then takes
+A kind may have a table of rates measured by shape (`planner.scenario.kind_table`). The kernels of a layer run one after
+the other, so that a pass over a layer whose matrix products are known, or that has no operations, then takes
 
-    time = max(flop / rate of the products' shapes, bytes / measured memory bandwidth, kernels * launch time)
+    time = sum over the products of max(flop / rate of its shape, launch time)
+           + max(bytes / measured memory bandwidth, number of other kernels * launch time)
 
 The input gradient of a product rows x inner x outer is one of rows x outer x inner, and the weight gradient one of
-inner x rows x outer. Operations outside the products count at the products' mean rate.
+inner x rows x outer. Operations outside the products are shared among them. The bytes are those above without the
+parameters, which the products read. A layer's weight gradient is that of its products alone, if it has any.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -246,24 +248,33 @@ def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision, table: Ki
 def _measured_s(
     work: LayerWork, flop: float, table: KindTable, formats: Precision, shape: _Shape, samples: int
 ) -> float:
-    arithmetic_s = 0.0
+    products_s = 0.0
     if flop:
-        rate = table.mean_rate((*shape(each, samples * each.rows), each.flop) for each in work.products)
-        arithmetic_s = samples * flop / rate
-    products = sum(each.count for each in work.products)
-    # Only products have weights, and so a weight gradient, if there are any.
-    kernels = products if products and shape is _weight_gradient else max(work.kernels, products)
-    moved_s = _moved_bytes(work, formats, samples) / table.memory_bandwidth_bytes_per_s
-    return max(arithmetic_s, moved_s, kernels * table.launch_s)
+        scale = samples * flop / sum(each.flop for each in work.products)
+        products_s = sum(
+            max(scale * each.flop / table.rate(*shape(each, samples * each.rows)), each.count * table.launch_s)
+            for each in work.products
+        )
+        if shape is _weight_gradient:
+            return products_s
+    kernels = max(0, work.kernels - sum(each.count for each in work.products))
+    moved_bytes = samples * _sample_bytes(work) + (0.0 if work.products else _used_bytes(work, formats))
+    return products_s + max(moved_bytes / table.memory_bandwidth_bytes_per_s, kernels * table.launch_s)
 
 
 def _busy_s(work: LayerWork, flop: float, kind: DeviceKind, formats: Precision, samples: int) -> float:
     arithmetic = formats.arithmetic if formats.arithmetic in kind.peak_flops else "fp32"
     compute_s = samples * flop / (COMPUTE_EFFICIENCY[arithmetic] * kind.peak_flops[arithmetic])
-    memory_s = _moved_bytes(work, formats, samples) / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
+    moved_bytes = _used_bytes(work, formats) + samples * _sample_bytes(work)
+    memory_s = moved_bytes / (MEMORY_EFFICIENCY * kind.memory_bandwidth_bytes_per_s)
     return max(compute_s, memory_s)
 
 
-def _moved_bytes(work: LayerWork, formats: Precision, samples: int) -> float:
-    used_bytes = work.parameter_bytes * (formats.copy_bytes or FLOAT32_BYTES) // FLOAT32_BYTES
-    return used_bytes + samples * (work.output_bytes + ACTIVATION_PASSES * work.activation_bytes)
+def _used_bytes(work: LayerWork, formats: Precision) -> int:
+    """Return the bytes of the parameters that a pass reads."""
+    return work.parameter_bytes * (formats.copy_bytes or FLOAT32_BYTES) // FLOAT32_BYTES
+
+
+def _sample_bytes(work: LayerWork) -> float:
+    """Return the bytes that a pass moves for one sample."""
+    return work.output_bytes + ACTIVATION_PASSES * work.activation_bytes

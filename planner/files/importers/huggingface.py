@@ -37,6 +37,9 @@ _OPT = {**_USUAL, "inner": "ffn_dim"}
 # Number of rows at the start of OPT's and RoBERTa's position tables that stand for no position (padding).
 _OPT_OFFSET = _ROBERTA_OFFSET = 2
 
+# Number of kernels of the tanh approximation of GELU, written out in elementwise operations.
+_TANH_GELU = 8
+
 
 class _Config:
     """The checked values of one family's configuration."""
@@ -78,6 +81,15 @@ class _Config:
         value = self._values.get(key, otherwise)
         if type(value) is not bool:
             raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give true or false")
+        return value
+
+    def text(self, key: str, otherwise: str) -> str:
+        """Return the value of a key, which must be text; ``otherwise`` if the key is missing or null."""
+        value = self._values.get(key)
+        if value is None:
+            return otherwise
+        if type(value) is not str:
+            raise InputError(f"{key}: {value!r} is not allowed", where=self._where, valid="give a name")
         return value
 
     def head_width(self, otherwise: int | None = None) -> int:
@@ -145,7 +157,12 @@ def _shape(config: _Config, tied: bool = True, **family: Any) -> TransformerShap
 
 def _gpt2(config: _Config) -> TransformerShape:
     inner = config.number("n_inner", 4 * config.sizes["width"])
-    return _shape(config, inner=inner, positions=config.sizes["longest"])
+    return _shape(
+        config,
+        inner=inner,
+        positions=config.sizes["longest"],
+        activation_kernels=_TANH_GELU if config.text("activation_function", "gelu_new") == "gelu_new" else 1,
+    )
 
 
 def _llama(config: _Config, **family: Any) -> TransformerShape:
@@ -154,6 +171,7 @@ def _llama(config: _Config, **family: Any) -> TransformerShape:
         "key_value_heads": config.number("num_key_value_heads", config.sizes["heads"]),
         "gated": True,
         "norm_parameters": 1,
+        "rotary": True,
         "query_bias": bias,
         "output_bias": bias,
         "inner_bias": config.flag("mlp_bias", False),
@@ -182,7 +200,7 @@ def _qwen3(config: _Config) -> TransformerShape:
 
 def _gpt_neox(config: _Config) -> TransformerShape:
     bias = config.flag("attention_bias", True)
-    return _shape(config, tied=False, query_bias=bias, output_bias=bias)
+    return _shape(config, tied=False, query_bias=bias, output_bias=bias, rotary=True)
 
 
 def _opt(config: _Config) -> TransformerShape:
@@ -200,7 +218,7 @@ def _opt(config: _Config) -> TransformerShape:
 
 
 def _bloom(config: _Config) -> TransformerShape:
-    return _shape(config, inner=4 * config.sizes["width"], embedding_norm=True)
+    return _shape(config, inner=4 * config.sizes["width"], embedding_norm=True, activation_kernels=_TANH_GELU)
 
 
 def _bert(config: _Config, offset: int = 0) -> TransformerShape:

@@ -52,6 +52,8 @@ class TransformerShape:
         output_bias: Whether attention's output has a bias.
         inner_bias: Whether the MLP's matrices have biases.
         head_norms: Whether queries and keys are normalised in each head.
+        rotary: Whether queries and keys are rotated by angles of their positions.
+        activation_kernels: Number of kernels of the MLP's activation function as transformers computes it.
         positions: Rows of learned tables other than the token table: positions and token types.
         embedding_width: Width of the token table; if it differs from ``width``, two more matrices convert.
         embedding_norm: Whether the embedding ends with a norm.
@@ -81,6 +83,8 @@ class TransformerShape:
     output_bias: bool = True
     inner_bias: bool = True
     head_norms: bool = False
+    rotary: bool = False
+    activation_kernels: int = 1
     positions: int = 0
     embedding_width: int
     embedding_norm: bool = False
@@ -163,8 +167,7 @@ class TransformerShape:
             ),
             tied_bytes=tied_bytes,
             products=self._head_products(tokens),
-            # A norm, the logits and the two of the loss; a transform has three more.
-            kernels=4 + (3 if self.head_transform else 0),
+            kernels=self._head_kernels,
         )
         embedding = LayerWork(
             "embedding",
@@ -240,14 +243,12 @@ class TransformerShape:
         return 2 * tokens * matrices + 4 * tokens * seen * self.heads * self.head_width
 
     def _block_products(self, tokens: int) -> tuple[MatrixProduct, ...]:
-        """Return the products of a block; those of attention stand for one in each head, with the rows of all heads.
-
-        Queries, keys and values are one product, as in most implementations.
-        """
+        """Return the products of a block; those of attention stand for one in each head, with the rows of all heads."""
         mixed, seen = self.heads * self.head_width, min(tokens, self.window or tokens)
         rows_of_expert = tokens * self.active_experts / self.experts
         return (
-            MatrixProduct(tokens, self.width, mixed + 2 * self.key_value_heads * self.head_width),
+            MatrixProduct(tokens, self.width, mixed),
+            MatrixProduct(tokens, self.width, self.key_value_heads * self.head_width, 2),
             MatrixProduct(tokens * self.heads, self.head_width, seen, divide="rows"),
             MatrixProduct(tokens * self.heads, seen, self.head_width, divide="rows"),
             MatrixProduct(tokens, mixed, self.width, divide="inner"),
@@ -257,12 +258,29 @@ class TransformerShape:
 
     @property
     def _block_kernels(self) -> int:
-        """Number of kernels of a block's forward with fused norms and attention, and products that add their biases."""
-        attention, norms, residuals = 3, 2 + (2 if self.head_norms else 0), 2
-        expert = 5 if self.gated else 3
+        """Number of kernels of a block's forward in transformers, with fused attention and biases in the products."""
+        # Four products, and all between them; the angles' cosines and sines, and the rotations by them.
+        attention = 5 + (17 if self.rotary else 0)
+        norms = (4 if self.head_norms else 2) * self._norm_kernels
+        # Products, activation function, and the product of both halves.
+        expert = (4 if self.gated else 2) + self.activation_kernels
         # A router multiplies, and chooses; experts gather and scatter their tokens.
         routing = 2 + 2 * self.experts if self.experts > 1 else 0
+        residuals = 2
         return attention + norms + residuals + expert * self.experts + routing
+
+    @property
+    def _norm_kernels(self) -> int:
+        """Number of kernels of a norm: one, or without a bias the square, mean, epsilon, root and two products."""
+        return 1 if self.norm_parameters == 2 else 6
+
+    @property
+    def _head_kernels(self) -> int:
+        """Number of kernels of the head's forward and of the loss, which has two."""
+        norms = (self.final_norm + self.head_transform) * self._norm_kernels
+        # A transform has a product and an activation function.
+        products = 1 + bool(self._projection) + 2 * self.head_transform
+        return norms + products + 2
 
     def _head_products(self, tokens: int) -> tuple[MatrixProduct, ...]:
         products: tuple[MatrixProduct, ...] = (MatrixProduct(tokens, self.embedding_width, self.vocabulary),)
