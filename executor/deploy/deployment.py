@@ -1,75 +1,26 @@
 """A job that is deployed to hosts: the folder ``job`` that is copied to each host, and the data that targets need."""
 
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from executor.core.hosts import Hosts, read_hosts
-from executor.core.job import ComputeMode
+from executor.deploy.bundle import RunBundle, read_run_bundle
 from executor.deploy.gpus import Gpus
 from executor.deploy.hosts_file import HostEntry
-from planner.files.plan import read_plan, write_plan
-from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.plan.plan import Plan
-from planner.scenario.data import DatasetCode
-from planner.scenario.scenario import Code, HuggingFaceCode, Scenario, weight_files
 from traces.common.errors import InputError
 
-# The model's file, or its weights: a file or a folder.
-_CODE, _WEIGHTS = "model.py", "weights"
-_DATASET = "dataset.py"
-_POLICY = "policy.py"
 _FILE = "deployment.json"
 
 
 @dataclass(frozen=True, slots=True)
-class HostedRun:
-    """How a job runs on its hosts, as options of the command.
+class Bundle(RunBundle):
+    """The contents of the job's folder, of which each host gets a copy: the run, and all hosts of the job."""
 
-    Attributes:
-        compute: ``real`` trains the model; ``paced`` sleeps for the profile's times and sends messages of the right
-            size.
-        policy: Name of the policy, or path of a Python file that defines a policy.
-        backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
-        checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
-        on_this_device: Whether hosts may train on devices of other kinds than the scenario gives.
-    """
-
-    compute: ComputeMode
-    steps: int
-    policy: str
-    backup_every: int
-    checkpoint: str
-    checkpoint_every: int
-    on_this_device: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """The contents of the job's folder, which also has the code of model, data set and policy; each host gets a copy.
-
-    Folders of data are not copied: they must be at the path that the scenario names, on every host.
-    """
-
-    scenario: Scenario
-    plan: Plan
-    run: HostedRun
     hosts: Hosts
-
-    @property
-    def code(self) -> Path | None:
-        """Path of the model's file or weights; None for paced compute, and for random weights."""
-        return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
-
-    @property
-    def data(self) -> Path | None:
-        """Path of the data, or of its code; None for paced compute, and for a model with its own data."""
-        data = self.scenario.training.data
-        return data.source.path if data is not None and self.run.compute == "real" else None
 
     @property
     def checkpoints(self) -> str:
@@ -78,51 +29,19 @@ class Bundle:
 
     def write(self, folder: Path) -> None:
         """Write the job into a new folder."""
-        folder.mkdir(parents=True)
-        write_resolved_scenario(self.scenario, folder / "scenario.json")
-        write_plan(self.plan, folder / "plan.json")
-        (folder / "run.json").write_text(json.dumps(asdict(self.run), indent=1) + "\n")
+        RunBundle.write(self, folder)
         self.hosts.write(folder / "hosts.json")
-        if self.code is not None:
-            _copy(self.code, folder / _place(self.scenario.code))
-        if self.data is not None and self.data.suffix == ".py":
-            shutil.copy(self.data, folder / _DATASET)
-        if self.run.policy.endswith(".py"):
-            shutil.copy(self.run.policy, folder / _POLICY)
 
 
 def read_bundle(folder: Path) -> Bundle:
     """Return the job in a folder; raise `InputError` if the folder contains no job."""
-    scenario = read_resolved_scenario(folder / "scenario.json")
+    found = read_run_bundle(folder)
     try:
-        run = HostedRun(**json.loads((folder / "run.json").read_text()))
         hosts = _read_hosts(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         valid = "name the folder 'job' that 'ropebridge deploy' wrote"
         raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None
-    if run.policy.endswith(".py"):
-        run = replace(run, policy=str(folder.resolve() / _POLICY))
-    if scenario.code is not None and scenario.code.path is not None:
-        place = folder.resolve() / _place(scenario.code)
-        scenario = replace(scenario, code=replace(scenario.code, path=place))
-    training = scenario.training
-    if training.data is not None and isinstance(training.data.source, DatasetCode):
-        code = replace(training.data.source, path=folder.resolve() / _DATASET)
-        scenario = replace(scenario, training=replace(training, data=replace(training.data, source=code)))
-    return Bundle(scenario, read_plan(folder / "plan.json"), run, hosts)
-
-
-def _place(code: Code | None) -> str:
-    return _WEIGHTS if isinstance(code, HuggingFaceCode) else _CODE
-
-
-def _copy(source: Path, target: Path) -> None:
-    if not source.is_dir():
-        shutil.copy(source, target)
-        return
-    target.mkdir()
-    for file in weight_files(source):
-        shutil.copy(file, target)
+    return Bundle(found.scenario, found.plan, found.run, hosts)
 
 
 def _read_hosts(folder: Path) -> Hosts:

@@ -131,7 +131,7 @@ def deploy(
     submit: Annotated[bool, typer.Option("--submit", help="Submit the job, not only show commands.")] = False,
 ) -> None:
     """Make a job for many hosts. Example: ropebridge deploy my.yaml --plan p --target ssh --hosts h.yaml -o job-1."""
-    from executor.deploy.deployment import HostedRun
+    from executor.deploy.bundle import HostedRun
     from experiments.runs.scenario import choose_plan, choose_scenario
     from experiments.verbs.hosts import deploy as verb
     from experiments.verbs.run import CHECKPOINT_EVERY

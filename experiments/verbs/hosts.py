@@ -12,7 +12,8 @@ from executor.backend import TorchBackend
 from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
 from executor.core.job import CheckpointConfig, RunConfig, rank_devices
-from executor.deploy.deployment import Bundle, Deployment, HostedRun, read_bundle, read_deployment
+from executor.deploy.bundle import HostedRun
+from executor.deploy.deployment import Bundle, Deployment, read_bundle, read_deployment
 from executor.deploy.gpus import gpus_of
 from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target

@@ -6,7 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from executor.core.hosts import Hosts
-from executor.deploy.deployment import Bundle, HostedRun, read_bundle
+from executor.deploy.bundle import HostedRun
+from executor.deploy.deployment import Bundle, read_bundle
 from planner.scenario.scenario import HuggingFaceCode, Scenario
 from planner.systems.registry import make_plan
 from tests.helpers.scenarios.huggingface import LLAMA, huggingface_scenario

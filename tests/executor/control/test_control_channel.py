@@ -33,7 +33,8 @@ from executor.core.control_channel import (
 )
 from executor.core.job import JobFolder, RunConfig
 from executor.core.messages import pack, unpack
-from executor.deploy.deployment import Bundle, HostedRun
+from executor.deploy.bundle import HostedRun
+from executor.deploy.deployment import Bundle
 from executor.rank.control_client import FINISHED, ControlClient
 from planner.events.event import Event, EventKind
 from planner.scenario.scenario import ModelCode

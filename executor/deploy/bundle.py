@@ -1,0 +1,111 @@
+"""The folder that carries a run to other hosts: scenario, plan, options, and the code of model, data set and policy."""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from executor.core.job import ComputeMode
+from planner.files.plan import read_plan, write_plan
+from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
+from planner.plan.plan import Plan
+from planner.scenario.data import DatasetCode
+from planner.scenario.scenario import Code, HuggingFaceCode, Scenario, weight_files
+from traces.common.errors import InputError
+
+# The model's file, or its weights: a file or a folder.
+CODE_FILE, WEIGHTS = "model.py", "weights"
+DATASET_FILE = "dataset.py"
+POLICY_FILE = "policy.py"
+DOCUMENTS = ("scenario.json", "plan.json", "run.json")
+
+
+@dataclass(frozen=True, slots=True)
+class HostedRun:
+    """How a job runs on its hosts, as options of the command.
+
+    Attributes:
+        compute: ``real`` trains the model; ``paced`` sleeps for the profile's times and sends messages of the right
+            size.
+        policy: Name of the policy, or path of a Python file that defines a policy.
+        backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
+        checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
+        on_this_device: Whether hosts may train on devices of other kinds than the scenario gives.
+    """
+
+    compute: ComputeMode
+    steps: int
+    policy: str
+    backup_every: int
+    checkpoint: str
+    checkpoint_every: int
+    on_this_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunBundle:
+    """A run, and the files that it needs on the hosts that carry it out.
+
+    Folders of data are not copied: they must be at the path that the scenario names, on every host.
+    """
+
+    scenario: Scenario
+    plan: Plan
+    run: HostedRun
+
+    @property
+    def code(self) -> Path | None:
+        """Path of the model's file or weights; None for paced compute, and for random weights."""
+        return self.scenario.code.path if self.scenario.code is not None and self.run.compute == "real" else None
+
+    @property
+    def data(self) -> Path | None:
+        """Path of the data, or of its code; None for paced compute, and for a model with its own data."""
+        data = self.scenario.training.data
+        return data.source.path if data is not None and self.run.compute == "real" else None
+
+    def write(self, folder: Path) -> None:
+        """Write the run into a new folder."""
+        folder.mkdir(parents=True)
+        write_resolved_scenario(self.scenario, folder / "scenario.json")
+        write_plan(self.plan, folder / "plan.json")
+        (folder / "run.json").write_text(json.dumps(asdict(self.run), indent=1) + "\n")
+        if self.code is not None:
+            _copy(self.code, folder / _place(self.scenario.code))
+        if self.data is not None and self.data.suffix == ".py":
+            shutil.copy(self.data, folder / DATASET_FILE)
+        if self.run.policy.endswith(".py"):
+            shutil.copy(self.run.policy, folder / POLICY_FILE)
+
+
+def read_run_bundle(folder: Path) -> RunBundle:
+    """Return the run in a folder that `RunBundle.write` wrote; raise `InputError` if the folder contains none."""
+    scenario = read_resolved_scenario(folder / "scenario.json")
+    try:
+        run = HostedRun(**json.loads((folder / "run.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        valid = "name the folder 'job' that 'ropebridge deploy' wrote"
+        raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None
+    if run.policy.endswith(".py"):
+        run = replace(run, policy=str(folder.resolve() / POLICY_FILE))
+    if scenario.code is not None and scenario.code.path is not None:
+        place = folder.resolve() / _place(scenario.code)
+        scenario = replace(scenario, code=replace(scenario.code, path=place))
+    training = scenario.training
+    if training.data is not None and isinstance(training.data.source, DatasetCode):
+        code = replace(training.data.source, path=folder.resolve() / DATASET_FILE)
+        scenario = replace(scenario, training=replace(training, data=replace(training.data, source=code)))
+    return RunBundle(scenario, read_plan(folder / "plan.json"), run)
+
+
+def _place(code: Code | None) -> str:
+    return WEIGHTS if isinstance(code, HuggingFaceCode) else CODE_FILE
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        shutil.copy(source, target)
+        return
+    target.mkdir()
+    for file in weight_files(source):
+        shutil.copy(file, target)
