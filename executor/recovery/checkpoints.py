@@ -92,7 +92,11 @@ class CheckpointFolder:
         """
         for step in [step for step in self.steps if step <= written][:-_KEPT]:
             if step != first:
-                shutil.rmtree(self._place(step), ignore_errors=True)
+                self.drop(step)
+
+    def drop(self, step: int) -> None:
+        """Remove the checkpoint of a step, which no run may be writing."""
+        shutil.rmtree(self._place(step), ignore_errors=True)
 
     def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:
         """Return the newest complete checkpoint; call ``tell`` with a line for each newer one that is skipped.

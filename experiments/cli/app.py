@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from experiments.cli import plan, run
+from experiments.cli import jobs, plan, run
 from experiments.cli.data import profile_app, traces_app
 from experiments.cli.options import JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
@@ -23,6 +23,11 @@ BENCHES = (
     *("accuracy", "adaptation", "data", "executor", "fidelity", "planner", "profile", "recovery", "report"),
     *("schedules", "simulator", "sweep"),
 )
+# Packages that not every verb needs: what the verb does with it, and the extra that installs it.
+EXTRAS = {
+    **dict.fromkeys(("torch", "safetensors"), ("runs for real", "executor")),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn"), ("serves jobs", "serve")),
+}
 SYSTEMS = ("asteroid", "cannikin", "cloudless", "deepcee")
 
 
@@ -124,11 +129,12 @@ def _say_whether_it_holds(result: tuple[str, bool]) -> None:
 for _title, _verbs in {
     START: (plan.demo,),
     PLAN: (plan.plan, plan.simulate, plan.compare, plan.report, plan.sweep),
-    RUN: (run.run, run.export, run.deploy, run.host, run.status, run.logs, run.stop),
+    RUN: (run.run, run.export, run.deploy, run.host, run.status, run.logs, run.stop, jobs.serve),
     MEASURE: (bench, reproduce),
 }.items():
     for _verb in _verbs:
         app.command(rich_help_panel=_title)(_verb)
+app.add_typer(jobs.jobs_app, name="jobs", rich_help_panel=RUN)
 app.add_typer(traces_app, name="traces", rich_help_panel=DATA)
 app.add_typer(profile_app, name="profile", rich_help_panel=DATA)
 
@@ -146,11 +152,12 @@ def main() -> None:
             tell(note)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "safetensors"):
+        if error.name not in EXTRAS:
             raise
+        purpose, extra = EXTRAS[error.name]
         tell(
-            f"ropebridge: this verb runs for real and needs {error.name}, which is not installed; "
-            "pip install 'ropebridge[executor]'"
+            f"ropebridge: this verb {purpose} and needs {error.name}, which is not installed; "
+            f"pip install 'ropebridge[{extra}]'"
         )
         sys.exit(2)
     except CommandInterruptedError:

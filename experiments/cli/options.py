@@ -93,6 +93,12 @@ StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of trai
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]
+OnThisDeviceOption = Annotated[
+    bool,
+    typer.Option(
+        "--on-this-device", help="Train also on devices of other kinds than the plan names, and on fewer GPUs."
+    ),
+]
 BackupOption = Annotated[
     int,
     typer.Option(

@@ -16,6 +16,7 @@ from experiments.cli.options import (
     EmulatorOption,
     FolderOption,
     JsonOption,
+    OnThisDeviceOption,
     OrdersOption,
     PlanOption,
     PolicyOption,
@@ -28,12 +29,6 @@ from experiments.cli.options import (
 )
 from experiments.runs.console import say, tell
 
-OnThisDeviceOption = Annotated[
-    bool,
-    typer.Option(
-        "--on-this-device", help="Train also on devices of other kinds than the plan names, and on fewer GPUs."
-    ),
-]
 DeploymentArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'ropebridge deploy' wrote.")]
 
 

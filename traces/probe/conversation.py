@@ -24,8 +24,8 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
-    """Return the address in a text; the port is `DEFAULT_PORT` where none is given.
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+    """Return the address in a text; the port is ``default_port`` where none is given.
 
     Raises:
         InputError: The text is not an address.
@@ -34,7 +34,7 @@ def parse_address(text: str) -> Address:
     if not host or any(each.isspace() for each in host) or not _is_name(host):
         raise InputError(f"'{text}' is not an address", valid=_VALID)
     if not port:
-        return Address(host, DEFAULT_PORT)
+        return Address(host, default_port)
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise InputError(f"'{port}' in '{text}' is not a port", valid="a port is a number from 1 to 65535")
     return Address(host, int(port))
