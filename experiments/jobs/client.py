@@ -23,10 +23,6 @@ class NoAnswerError(RunError):
     """The server has not answered: whether it has done the request is unknown, so that it has to be sent again."""
 
 
-class LateError(RunError):
-    """The server refuses a request that contradicts what it has, such as that of a host whose place was taken."""
-
-
 class Client:
     """Sends requests to the server.
 
@@ -92,7 +88,6 @@ class Client:
 
         Raises:
             InputError: The server refuses the request.
-            LateError: The request contradicts what the server has.
             NoAnswerError: There is no complete answer.
         """
         server = self._access.server
@@ -120,12 +115,9 @@ class Client:
             valid = f"give the server's file 'token' as '--token-file', or its content as {TOKEN_VARIABLE}"
             return InputError("the server refuses the token", where=self._access.server, valid=valid)
         try:
-            message = str(json.loads(error.read())["error"])
+            return InputError(str(json.loads(error.read())["error"]))
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
             return NoAnswerError(f"the server at {self._access.server} answers with status {error.code}")
-        if error.code == HTTPStatus.CONFLICT:
-            return LateError(message)
-        return InputError(message)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from executor.core.subprocesses import end as end_process
 from executor.core.subprocesses import python_environment
 from experiments.jobs.attempt import MODULE, read_ending, steps_done
-from experiments.jobs.client import Client, LateError, NoAnswerError
+from experiments.jobs.client import Client, NoAnswerError
 from experiments.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
 from experiments.jobs.packing import unpack
 from experiments.jobs.states import Outcome
@@ -106,8 +106,7 @@ class JobHost:
         """Run what the server assigns, until an exception such as an interrupt ends it; end all processes then.
 
         Raises:
-            RunError: Another process has taken this host's name.
-            InputError: The server refuses the token or the host's documents.
+            InputError: The server refuses the token, or another process has taken this host's name.
         """
         try:
             while True:
@@ -282,15 +281,14 @@ def run_host(client: Client, name: str, devices: Mapping[str, int], shared: Path
 
     Raises:
         InputError: The shared folder cannot be used, or the server refuses the host.
-        RunError: Another process has taken this host's name.
     """
-    try:
-        shared.mkdir(parents=True, exist_ok=True)
-        shared = shared.resolve()
-    except OSError as error:
-        raise InputError(f"cannot be used: {error.strerror}", f"--shared {shared}", "name a folder") from None
+    shared = shared.resolve()
+    # Not made here: on a host that lacks the shared disk, jobs would begin anew in a folder of that host alone.
+    if not shared.is_dir() or not os.access(shared, os.W_OK | os.X_OK):
+        raise InputError(
+            "there is no such folder that can be written",
+            f"--shared {shared}",
+            "make it on the disk that all hosts share",
+        )
     with TemporaryDirectory(prefix="ropebridge-host-", ignore_cleanup_errors=True) as folder:
-        try:
-            JobHost(client, name, devices, shared, Path(folder), tell).run()
-        except LateError as error:
-            raise RunError(f"host {name}: {error}") from None
+        JobHost(client, name, devices, shared, Path(folder), tell).run()

@@ -8,9 +8,18 @@ from collections import Counter
 from pathlib import Path
 
 from executor.core.job import RunConfig, rank_devices
-from executor.deploy.bundle import CODE_FILE, DATASET_FILE, DOCUMENTS, POLICY_FILE, WEIGHTS, RunBundle, read_run_bundle
+from executor.deploy.bundle import (
+    CODE_FILE,
+    DATASET_FILE,
+    DOCUMENTS,
+    POLICY_FILE,
+    WEIGHTS,
+    HostedRun,
+    RunBundle,
+    read_run_bundle,
+)
 from executor.validate import check_supported
-from experiments.jobs.messages import BODY_BYTES
+from experiments.jobs.messages import BODY_BYTES, parse
 from experiments.jobs.placement import Devices
 from experiments.jobs.store import Submission
 from planner.check import check_plan
@@ -86,6 +95,7 @@ def check_submission(content: bytes) -> Submission:
         folder = Path(place) / "job"
         try:
             unpack(content, folder)
+            parse(HostedRun, (folder / "run.json").read_bytes())
             bundle = read_run_bundle(folder)
             check_plan(bundle.plan, bundle.scenario)
             check_run(bundle)
@@ -104,8 +114,8 @@ def check_run(bundle: RunBundle) -> None:
         raise InputError(
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
-    if run.steps < 1 or run.compute not in ("real", "paced"):
-        raise InputError("the job has no steps, or another kind of compute", "run.json", "submit it with this version")
+    if run.steps < 1:
+        raise InputError(f"{run.steps} steps are not allowed", where="--steps", valid="give 1 or more")
 
 
 def needed_devices(bundle: RunBundle) -> Devices:

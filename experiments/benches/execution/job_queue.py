@@ -77,7 +77,8 @@ class _Fleet:
             options = ["jobs", "work", name, "--shared", shared, "--device", "cpu=2"]
             options += ["--server", f"http://127.0.0.1:{self._port}"]
         scratch = self.folder / "scratch"
-        scratch.mkdir(exist_ok=True)
+        for each in (scratch, self.folder / "shared"):
+            each.mkdir(exist_ok=True)
         environment = {**python_environment(), TOKEN_VARIABLE: self.token, _MARK: self.mark, "TMPDIR": str(scratch)}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -1,0 +1,50 @@
+"""A server of jobs in a thread of the test, with a real store and real requests."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from experiments.jobs.access import Access, listen_at, make_token
+from experiments.jobs.client import Client
+from experiments.jobs.server import make_app
+from experiments.jobs.store import Store
+from tests.helpers.networks.several_hosts import free_port
+
+
+@dataclass
+class JobServer:
+    """A server under way."""
+
+    access: Access
+    token_file: Path
+    store: Store
+
+    @property
+    def client(self) -> Client:
+        return Client(self.access)
+
+    @property
+    def options(self) -> list[str]:
+        """Of the commands that are to use this server."""
+        return ["--server", self.access.server, "--token-file", str(self.token_file)]
+
+
+@contextmanager
+def job_server(folder: Path, lease_s: float = 60.0) -> Iterator[JobServer]:
+    store = Store(folder, lease_s, time.time())
+    token, port = make_token(folder, {}), free_port()
+    with listen_at("127.0.0.1", port) as listening:
+        server = uvicorn.Server(uvicorn.Config(make_app(store, token), log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield JobServer(Access(f"http://127.0.0.1:{port}", token), folder / "token", store)
+        finally:
+            server.should_exit = True
+            thread.join()
+            store.close()
