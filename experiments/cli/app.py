@@ -20,8 +20,8 @@ from traces.common.errors import InputError, RopebridgeError
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "data", "executor", "fidelity", "planner", "profile", "recovery", "report"),
-    *("schedules", "simulator", "sweep"),
+    *("accuracy", "adaptation", "data", "executor", "fidelity", "jobs", "planner", "profile", "recovery"),
+    *("report", "schedules", "simulator", "sweep"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.
 EXTRAS = {

@@ -190,6 +190,7 @@ def serve(folder: Path, host: str, port: int, lease_s: float, tell: Callable[[st
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                ws="none",
                 server_header=False,
                 limit_concurrency=_MOST_CONNECTIONS,
                 timeout_graceful_shutdown=2,

@@ -12,6 +12,7 @@ from typing import Any
 from executor.wan.linux import read_tcp
 from experiments.benches.execution.data import measure_data
 from experiments.benches.execution.executor import measure_executor
+from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
@@ -40,6 +41,7 @@ BENCHES: Mapping[str, Bench] = {
     "data": measure_data,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
+    "jobs": measure_jobs,
     "planner": measure_planner,
     "profile": measure_profile,
     "recovery": measure_recovery,

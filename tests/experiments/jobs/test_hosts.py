@@ -1,6 +1,7 @@
 """Hosts of the server: they train, are killed, and another one goes on; and the bar, in the slow half."""
 
 import json
+import os
 import signal
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.execution.job_queue import measure_jobs
-from experiments.jobs.attempt import LossFile
+from experiments.jobs.attempt import MODULE, LossFile
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
 from tests.helpers.networks.several_hosts import free_port
@@ -84,12 +85,16 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_stopped_job_ends_on_its_host(tmp_path: Path) -> None:
+def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path: Path) -> None:
     for name in ("shared", "here", "there"):
         (tmp_path / name).mkdir()
     port = free_port()
     serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "1 s"]
     options = ["--server", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
+
+    def log_of_attempt(number: int) -> str:
+        return ropebridge("jobs", "logs", "job", "--attempt", number, *options).stdout
+
     with (
         started_process(serve, tmp_path / "here") as (server, _),
         started_process(work("one", tmp_path, options), tmp_path / "there") as (host, mark),
@@ -98,9 +103,13 @@ def test_a_stopped_job_ends_on_its_host(tmp_path: Path) -> None:
         wait_until(lambda: ropebridge("jobs", "status", *options).returncode == 0, "the server does not answer")
         assert ropebridge(*submit, *options).returncode == 0
         wait_until(lambda: losses(tmp_path), "nothing is trained")
+        (launcher,) = processes_of(MODULE, mark)
+        os.kill(launcher, signal.SIGKILL)
+        wait_until(lambda: set(processes_of(MODULE, mark)) - {launcher}, "the launcher is not replaced")
+        wait_until(lambda: "step " in log_of_attempt(2), "the next attempt does not train")
         assert "stops as soon as" in ropebridge("jobs", "stop", "job", *options).stdout
         follow = subprocess.run([*COMMAND, "jobs", "logs", "job", "-f", *options], capture_output=True, check=True)
-        assert b"step 1 of 1000000" in follow.stdout
+        assert b"of 1000000" in follow.stdout
         assert json.loads(ropebridge("jobs", "status", "job", "--json", *options).stdout)["state"] == "stopped"
         assert not processes_of("executor.rank.worker", mark)
         # The host is free again.
