@@ -14,13 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from executor.core.subprocesses import end as end_process
 from executor.core.subprocesses import python_environment
+from experiments.jobs.access import TOKEN_VARIABLE
 from experiments.jobs.attempt import MODULE, read_ending, steps_done
 from experiments.jobs.client import Client, NoAnswerError
 from experiments.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
@@ -161,6 +164,8 @@ class JobHost:
             scratch = attempt.folder / "scratch"
             scratch.mkdir()
             environment = {**python_environment(), "TMPDIR": str(scratch)}
+            # The code of a job has no use for the token.
+            environment.pop(TOKEN_VARIABLE, None)
             if gpus := [each for numbers in attempt.gpus.values() for each in numbers]:
                 # Jobs that share the host must not share its GPUs.
                 environment[_VISIBLE] = ",".join(gpus)
@@ -241,6 +246,9 @@ class JobHost:
         job, number = attempt.key
         self._tell(f"job {job}: attempt {number} is ended: {reason}")
         self._end(attempt)
+        with suppress(InputError):
+            while self._send_log(attempt):
+                pass
         self._forget(attempt)
 
     def _end(self, attempt: _Attempt) -> None:
@@ -282,6 +290,9 @@ def run_host(client: Client, name: str, devices: Mapping[str, int], shared: Path
     Raises:
         InputError: The shared folder cannot be used, or the server refuses the host.
     """
+    if find_spec("torch") is None:
+        # Otherwise every job would fail on this host.
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     shared = shared.resolve()
     # Not made here: on a host that lacks the shared disk, jobs would begin anew in a folder of that host alone.
     if not shared.is_dir() or not os.access(shared, os.W_OK | os.X_OK):
