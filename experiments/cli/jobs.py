@@ -22,7 +22,7 @@ from experiments.cli.options import (
 from experiments.runs.console import say, tell
 
 if TYPE_CHECKING:
-    from experiments.jobs.client import Client
+    from experiments.runs.jobs.client import Client
 
 jobs_app = typer.Typer(help="Submit jobs to a server, watch them, and run them on hosts.", no_args_is_help=True)
 
@@ -52,8 +52,8 @@ def serve(
     lease: Annotated[str, typer.Option(help="Time after which a silent host counts as lost, with its unit.")] = "30 s",
 ) -> None:
     """Keep a queue of jobs, and place them on hosts. Example: ropebridge serve queue --listen 10.7.0.1."""
-    from experiments.jobs.access import DEFAULT_PORT
-    from experiments.jobs.server import serve as verb
+    from experiments.runs.jobs.access import DEFAULT_PORT
+    from experiments.runs.jobs.server import serve as verb
     from traces.common.errors import InputError
     from traces.common.units import parse_duration_s
     from traces.probe.conversation import parse_address
@@ -85,10 +85,13 @@ def submit(
 ) -> None:
     """Add a job to the queue. Example: ropebridge jobs submit digits --steps 40 --token-file queue/token."""
     from executor.deploy.bundle import HostedRun
-    from experiments.jobs.verbs import submit as verb
+    from experiments.runs.jobs.messages import check_name
+    from experiments.runs.jobs.verbs import submit as verb
     from experiments.runs.scenario import choose_plan, choose_scenario
     from experiments.verbs.run import CHECKPOINT_EVERY
 
+    if name is not None:
+        check_name(name, "--name")
     client = _client(server, token_file)
     chosen = choose_scenario(scenario)
     every = checkpoint_every or CHECKPOINT_EVERY
@@ -107,7 +110,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show all jobs and hosts, or what has happened to one job. Example: ropebridge jobs status."""
-    from experiments.jobs.verbs import status as verb
+    from experiments.runs.jobs.verbs import status as verb
 
     say(verb(_client(server, token_file), job, as_json))
 
@@ -124,7 +127,7 @@ def logs(
     token_file: TokenOption = None,
 ) -> None:
     """Show what a job has printed. Example: ropebridge jobs logs digits-1 -f."""
-    from experiments.jobs.verbs import logs as verb
+    from experiments.runs.jobs.verbs import logs as verb
 
     verb(_client(server, token_file), job, attempt, lines, follow)
 
@@ -137,7 +140,7 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """End jobs, or take them out of the queue. Example: ropebridge jobs stop digits-1."""
-    from experiments.jobs.verbs import stop as verb
+    from experiments.runs.jobs.verbs import stop as verb
 
     say(verb(_client(server, token_file), jobs, as_json))
 
@@ -156,8 +159,8 @@ def work(
     token_file: TokenOption = None,
 ) -> None:
     """Run jobs of the queue on this host until Ctrl-C. Example: ropebridge jobs work host-1 --shared /data/jobs."""
-    from experiments.jobs.host import run_host
-    from experiments.jobs.messages import check_name
+    from experiments.runs.jobs.host import run_host
+    from experiments.runs.jobs.messages import check_name
     from traces.common.errors import InputError
     from traces.common.text import key_and_value
 
@@ -171,7 +174,7 @@ def work(
 
 
 def _client(server: str | None, token_file: Path | None) -> "Client":
-    from experiments.jobs.access import find_access
-    from experiments.jobs.client import Client
+    from experiments.runs.jobs.access import find_access
+    from experiments.runs.jobs.client import Client
 
     return Client(find_access(server, token_file))

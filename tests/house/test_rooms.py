@@ -59,7 +59,7 @@ ROOMS = [
     "experiments/models",
     "experiments/scenarios",
     "experiments/runs",
-    "experiments/jobs",
+    "experiments/runs/jobs",
     "experiments/profiles",
     "experiments/sweep",
     "experiments/sweep/engines",

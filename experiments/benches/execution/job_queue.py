@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,10 +28,10 @@ from executor.backend import TorchBackend
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
 from experiments.benches.result import BenchResult, Row, at_least, at_most
-from experiments.jobs.access import TOKEN_VARIABLE, Access
-from experiments.jobs.client import Client, NoAnswerError
-from experiments.jobs.packing import pack
-from experiments.jobs.states import ENDED, State
+from experiments.runs.jobs.access import TOKEN_VARIABLE, Access
+from experiments.runs.jobs.client import Client, NoAnswerError
+from experiments.runs.jobs.packing import pack
+from experiments.runs.jobs.states import ENDED, State
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -146,7 +147,7 @@ def measure_jobs(quick: bool, tell: Callable[[str], None], seed: int | None = No
             steps = {f"job-{number:02}": _STEPS[number % len(_STEPS)] for number in range(jobs)}
             for job, count in steps.items():
                 run = HostedRun("real", count, "none", 0, "", _CHECKPOINT_EVERY)
-                _patiently(lambda job=job, run=run: fleet.client.submit(job, pack(RunBundle(scenario, plan, run))))
+                _patiently(partial(fleet.client.submit, job, pack(RunBundle(scenario, plan, run))))
             victims = _kill_at_random(fleet, random.Random(seed), kills, tell)
             found = _await_ends(fleet, tell)
             took_s = time.monotonic() - began_s
@@ -218,7 +219,7 @@ def _await_ends(fleet: _Fleet, tell: Callable[[str], None]) -> list[dict[str, An
             tell(f"{ended} of {len(jobs)} jobs have ended")
             shown = ended
         if ended == len(jobs) or time.monotonic() > until_s:
-            return [_patiently(lambda job=job: fleet.client.job(job["id"])) for job in jobs]
+            return [_patiently(partial(fleet.client.job, job["id"])) for job in jobs]
         time.sleep(1.0)
 
 

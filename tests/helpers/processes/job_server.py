@@ -9,10 +9,10 @@ from pathlib import Path
 
 import uvicorn
 
-from experiments.jobs.access import Access, listen_at, make_token
-from experiments.jobs.client import Client
-from experiments.jobs.server import make_app
-from experiments.jobs.store import Store
+from experiments.runs.jobs.access import Access, listen_at, make_token
+from experiments.runs.jobs.client import Client
+from experiments.runs.jobs.server import make_app
+from experiments.runs.jobs.store import Store
 from tests.helpers.networks.several_hosts import free_port
 
 

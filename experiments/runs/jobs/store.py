@@ -16,9 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from experiments.jobs.messages import LOG_BYTES, Assignment, AttemptEnd, Heartbeat
-from experiments.jobs.placement import Devices, choose_jobs, fits
-from experiments.jobs.states import ENDED, ON_HOST, JobState, State, end, lose, place, stop
+from experiments.runs.jobs.messages import LOG_BYTES, Assignment, AttemptEnd, Heartbeat
+from experiments.runs.jobs.placement import Devices, choose_jobs, fits
+from experiments.runs.jobs.states import ENDED, ON_HOST, JobState, State, end, lose, place, stop
 from traces.common.errors import InputError
 
 _FILE, _LOCK = "jobs.sqlite", "lock"
@@ -94,6 +94,7 @@ class Store:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             raise InputError("another server uses this folder", str(folder), "end it, or choose another") from None
         self._db = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
@@ -101,7 +102,11 @@ class Store:
             self._open(folder)
             with self._change():
                 self._db.execute("UPDATE hosts SET lease_until_s = ?", (now_s + lease_s,))
+        except InputError:
+            self.close()
+            raise
         except sqlite3.Error as error:
+            self.close()
             raise InputError(f"this is no store of jobs: {error}", str(folder / _FILE), "choose a new folder") from None
 
     def _open(self, folder: Path) -> None:

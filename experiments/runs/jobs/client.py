@@ -7,8 +7,8 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-from experiments.jobs.access import TOKEN_VARIABLE, Access
-from experiments.jobs.messages import (
+from experiments.runs.jobs.access import TOKEN_VARIABLE, Access
+from experiments.runs.jobs.messages import (
     LOG_PIECE_BYTES,
     Assignments,
     AttemptEnd,

@@ -23,12 +23,12 @@ from tempfile import TemporaryDirectory
 
 from executor.core.subprocesses import end as end_process
 from executor.core.subprocesses import python_environment
-from experiments.jobs.access import TOKEN_VARIABLE
-from experiments.jobs.attempt import MODULE, read_ending, steps_done
-from experiments.jobs.client import Client, NoAnswerError
-from experiments.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
-from experiments.jobs.packing import unpack
-from experiments.jobs.states import Outcome
+from experiments.runs.jobs.access import TOKEN_VARIABLE
+from experiments.runs.jobs.attempt import MODULE, read_ending, steps_done
+from experiments.runs.jobs.client import Client, NoAnswerError
+from experiments.runs.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
+from experiments.runs.jobs.packing import unpack
+from experiments.runs.jobs.states import Outcome
 from planner.scenario.datasheet import DATASHEET, is_gpu
 from traces.common.errors import InputError, RunError
 

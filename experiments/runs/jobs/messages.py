@@ -6,7 +6,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from experiments.jobs.states import Outcome
+from experiments.runs.jobs.states import Outcome
 from traces.common.errors import InputError
 
 # Names of jobs and hosts become parts of URLs and paths.

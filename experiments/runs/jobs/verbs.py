@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from executor.deploy.bundle import HostedRun, RunBundle
-from experiments.jobs.client import Client
-from experiments.jobs.messages import check_name
-from experiments.jobs.packing import check_run, pack
-from experiments.jobs.states import ENDED, State
+from experiments.runs.jobs.client import Client
+from experiments.runs.jobs.messages import check_name
+from experiments.runs.jobs.packing import check_run, pack
+from experiments.runs.jobs.states import ENDED, State
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
@@ -61,7 +61,7 @@ def submit(
         check_run(without)
         tell(f"this job writes no checkpoints, and begins anew if its host is lost: {error.problem}")
         bundle = without
-    job = check_name(name, "--name") if name is not None else _new_name(scenario.name)
+    job = name or _new_name(scenario.name)
     found = client.submit(job, pack(bundle))
     return json.dumps(found) if as_json else f"job {job} is {found['state']}; next: ropebridge jobs status {job}"
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -15,14 +16,14 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from executor.deploy.bundle import HostedRun, RunBundle
-from experiments.jobs import server as server_module
-from experiments.jobs.access import Access, find_access, make_token, read_token
-from experiments.jobs.client import Client, NoAnswerError
-from experiments.jobs.messages import BODY_BYTES, AttemptEnd, Heartbeat
-from experiments.jobs.packing import pack
-from experiments.jobs.server import make_app
-from experiments.jobs.states import Outcome
-from experiments.jobs.store import Store
+from experiments.runs.jobs import server as server_module
+from experiments.runs.jobs.access import Access, find_access, make_token, read_token
+from experiments.runs.jobs.client import Client, NoAnswerError
+from experiments.runs.jobs.messages import BODY_BYTES, AttemptEnd, Heartbeat
+from experiments.runs.jobs.packing import pack
+from experiments.runs.jobs.server import make_app
+from experiments.runs.jobs.states import Outcome
+from experiments.runs.jobs.store import Store
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
 from tests.helpers.networks.several_hosts import free_port
@@ -206,6 +207,7 @@ def test_a_server_that_is_away_is_not_taken_for_one_that_refuses() -> None:
         client.jobs()
 
 
+CHECKPOINTS = ("--checkpoint-every", "2")
 SERVE = ("serve", "queue", "--listen")
 
 
@@ -226,7 +228,7 @@ SERVE = ("serve", "queue", "--listen")
         (("jobs", "submit", "nowhere", "--token-file", "t"), "unknown scenario 'nowhere'"),
         (("jobs", "submit", "digits", "--token-file", "t", "--name", "A"), "--name: 'A' is no name"),
         (
-            ("jobs", "submit", "digits", "--token-file", "t", "--compute", "paced", "--checkpoint-every", "2"),
+            ("jobs", "submit", "digits", "--token-file", "t", "--strategy", "ddp", "--compute", "paced", *CHECKPOINTS),
             "paced compute has no state for checkpoints",
         ),
     ],
@@ -281,7 +283,7 @@ def test_users_see_and_stop_jobs(served: JobServer, tmp_path: Path) -> None:
     done = ropebridge("jobs", "status", "--server", served.access.server, "--token-file", other)
     assert (done.returncode, "the server refuses the token" in done.stderr) == (2, True)
     served.client.hear("a-host", Heartbeat(1, {"h100": 8}, []))
-    assert "a-host        8 h100" in ropebridge("jobs", "status", *options).stdout
+    assert re.search(r"^a-host +8 h100$", ropebridge("jobs", "status", *options).stdout, re.MULTILINE)
 
 
 def test_tests_do_not_depend_on_the_users_environment() -> None:

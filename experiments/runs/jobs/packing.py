@@ -19,9 +19,9 @@ from executor.deploy.bundle import (
     read_run_bundle,
 )
 from executor.validate import check_supported
-from experiments.jobs.messages import BODY_BYTES, parse
-from experiments.jobs.placement import Devices
-from experiments.jobs.store import Submission
+from experiments.runs.jobs.messages import BODY_BYTES, parse
+from experiments.runs.jobs.placement import Devices
+from experiments.runs.jobs.store import Submission
 from planner.check import check_plan
 from traces.common.errors import InputError
 from traces.common.units import size_text

@@ -34,10 +34,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from experiments.jobs.access import is_allowed, listen_at, make_token
-from experiments.jobs.messages import BODY_BYTES, LOG_PIECE_BYTES, NAME, Assignments, AttemptEnd, Heartbeat, parse
-from experiments.jobs.packing import check_submission
-from experiments.jobs.store import ConflictError, Store, UnknownJobError
+from experiments.runs.jobs.access import is_allowed, listen_at, make_token
+from experiments.runs.jobs.messages import BODY_BYTES, LOG_PIECE_BYTES, NAME, Assignments, AttemptEnd, Heartbeat, parse
+from experiments.runs.jobs.packing import check_submission
+from experiments.runs.jobs.store import ConflictError, Store, UnknownJobError
 from traces.common.errors import InputError
 
 # Documents are far smaller than jobs; only a job's files may have `BODY_BYTES`.

@@ -29,16 +29,16 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
-from experiments.jobs.states import Outcome
 from experiments.runs.carry_out import carry_out, present
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
+from experiments.runs.jobs.states import Outcome
 from experiments.runs.progress import run_lines
 from planner.plan.plan import Plan
 from planner.runs.record import Progress
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError, RunError
 
-MODULE = "experiments.jobs.attempt"
+MODULE = "experiments.runs.jobs.attempt"
 
 _LOCK, _CHECKPOINTS, _LOSSES, _RUN = "lock", "checkpoints", "losses.jsonl", "run"
 _OUTCOME = "outcome.json"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.execution.job_queue import measure_jobs
-from experiments.jobs.attempt import MODULE, LossFile
+from experiments.runs.jobs.attempt import MODULE, LossFile
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
 from tests.helpers.networks.several_hosts import free_port
@@ -99,7 +99,7 @@ def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path
         started_process(serve, tmp_path / "here") as (server, _),
         started_process(work("one", tmp_path, options), tmp_path / "there") as (host, mark),
     ):
-        submit = ["jobs", "submit", "digits", "--strategy", "ddp", "--steps", "1000000", "--name", "job"]
+        submit = ["jobs", "submit", "digits", "--strategy", "megatron", "--steps", "50000", "--name", "job"]
         wait_until(lambda: ropebridge("jobs", "status", *options).returncode == 0, "the server does not answer")
         assert ropebridge(*submit, *options).returncode == 0
         wait_until(lambda: losses(tmp_path), "nothing is trained")
@@ -109,7 +109,7 @@ def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path
         wait_until(lambda: "step " in log_of_attempt(2), "the next attempt does not train")
         assert "stops as soon as" in ropebridge("jobs", "stop", "job", *options).stdout
         follow = subprocess.run([*COMMAND, "jobs", "logs", "job", "-f", *options], capture_output=True, check=True)
-        assert b"of 1000000" in follow.stdout
+        assert b"of 50000" in follow.stdout
         assert json.loads(ropebridge("jobs", "status", "job", "--json", *options).stdout)["state"] == "stopped"
         assert not processes_of("executor.rank.worker", mark)
         # The host is free again.
