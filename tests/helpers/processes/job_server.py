@@ -16,6 +16,10 @@ from experiments.runs.jobs.store import Store
 from tests.helpers.networks.several_hosts import free_port
 
 
+# No lease runs out during a test, however busy the machine is.
+LEASE_S = 3600.0
+
+
 @dataclass
 class JobServer:
     """A server under way."""
@@ -35,8 +39,8 @@ class JobServer:
 
 
 @contextmanager
-def job_server(folder: Path, lease_s: float = 60.0) -> Iterator[JobServer]:
-    store = Store(folder, lease_s, time.time())
+def job_server(folder: Path) -> Iterator[JobServer]:
+    store = Store(folder, LEASE_S, time.time())
     token, port = make_token(folder, {}), free_port()
     with listen_at("127.0.0.1", port) as listening:
         server = uvicorn.Server(uvicorn.Config(make_app(store, token), log_config=None, lifespan="off"))

@@ -46,7 +46,7 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
     for name in ("shared", "here", "there", "elsewhere", "again"):
         (tmp_path / name).mkdir()
     port = free_port()
-    serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "1 s"]
+    serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "3 s"]
     options = ["--server", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
 
     def state() -> str:
@@ -89,7 +89,7 @@ def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path
     for name in ("shared", "here", "there"):
         (tmp_path / name).mkdir()
     port = free_port()
-    serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "1 s"]
+    serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "8 s"]
     options = ["--server", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
 
     def log_of_attempt(number: int) -> str:

@@ -149,7 +149,7 @@ def test_what_is_no_job_is_refused(served: JobServer, files: bytes) -> None:
 
 
 def test_a_host_gets_jobs_and_only_its_newest_attempt_counts(tmp_path: Path, files: bytes) -> None:
-    with job_server(tmp_path / "queue", lease_s=0.5) as served:
+    with job_server(tmp_path / "queue") as served:
         client = served.client
         client.submit("job", files)
         client.hear("one", Heartbeat(7, {"cpu": 1}, []))
