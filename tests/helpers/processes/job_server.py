@@ -15,7 +15,6 @@ from experiments.runs.jobs.server import make_app
 from experiments.runs.jobs.store import Store
 from tests.helpers.networks.several_hosts import free_port
 
-
 # No lease runs out during a test, however busy the machine is.
 LEASE_S = 3600.0
 
