@@ -67,6 +67,8 @@ class TorchBackend:
         hosts: The hosts of the job; None for this machine alone. On other hosts the user starts the agents, see
             `executor.control.node_agent.run_member`.
         on_this_device: Whether real compute may use a device of another kind than the scenario gives.
+        at_profile_speed: Whether each action of real compute lasts as long as the profile says, where this machine is
+            quicker: so that its processes train as the unequal devices of the scenario would.
         watch: Called with the progress of each step as soon as all ranks have finished the step.
         tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
@@ -82,6 +84,7 @@ class TorchBackend:
     checkpoints: CheckpointConfig | None = None
     hosts: Hosts | None = None
     on_this_device: bool = False
+    at_profile_speed: bool = False
     watch: ProgressCallback | None = None
     tell: Callable[[str], None] = lambda _: None
 
@@ -107,7 +110,12 @@ class TorchBackend:
             _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
-        adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
+        first_step, first_sample = 0, 0
+        if checkpoints is not None:
+            first_step, first_sample = checkpoints.first_step, _first_sample(checkpoints)
+        adaptation = None
+        if policy is not None:
+            adaptation = Adaptation(policy, plan, scenario, first_step, first_sample)
         check = partial(check_decision, scenario=scenario, compute=self.compute, emulator=emulator, recovers=recovers)
         config = RunConfig(self.compute, steps, emulator, policy is not None, self.tcp, self.backup_every)
         is_watched = self.watch is not None
@@ -115,14 +123,19 @@ class TorchBackend:
             self.tell("no progress is shown, since it would slow down pipelines that do not wait for each other")
             is_watched = False
         config = replace(
-            config, spread=self.hosts is not None, is_watched=is_watched, on_this_device=self.on_this_device
+            config,
+            spread=self.hosts is not None,
+            is_watched=is_watched,
+            on_this_device=self.on_this_device,
+            at_profile_speed=self.at_profile_speed,
         )
         if checkpoints is not None:
             config = replace(
                 config,
                 checkpoints=str(checkpoints.folder.resolve()),
                 checkpoint_every=checkpoints.interval_steps,
-                first_step=checkpoints.first_step,
+                first_step=first_step,
+                first_sample=first_sample,
             )
         devices = rank_devices(scenario, plan, config)
         with (
@@ -132,7 +145,9 @@ class TorchBackend:
             rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
             watch = self.watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
-            driver = PolicyDriver(plan, config.first_step, names, adaptation, check, rows, watch, self.tell, steps)
+            driver = PolicyDriver(
+                plan, first_step, first_sample, names, adaptation, check, rows, watch, self.tell, steps
+            )
             run_job(job, devices, driver if config.is_steered else None)
             driver.end()
             network = self._network(job, emulator)
@@ -148,7 +163,9 @@ class TorchBackend:
             else:
                 join = with_arrivals if config.sees_arrivals(plan) else without_marks
                 events = join(all_events(job, len(devices)))
-            losses = driver.losses if config.publishes else total_losses(job, len(devices))
+            losses, norms = total_losses(job, len(devices)), gather_norms(job, len(devices))
+            if config.publishes:
+                losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
             return RunRecord(
                 self.compute,
                 scenario,
@@ -156,9 +173,10 @@ class TorchBackend:
                 tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)])),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
-                gather_norms(job, len(devices)),
+                norms,
                 network,
                 other_devices(job, len(devices)),
+                first_sample,
             )
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
@@ -181,6 +199,15 @@ def _check_model(scenario: Scenario, plan: Plan) -> None:
 
     check_model(scenario)
     check_layouts(scenario, plan)
+
+
+def _first_sample(checkpoints: CheckpointConfig) -> int:
+    """Return the samples of all steps before a run's first step."""
+    if not checkpoints.first_step:
+        return 0
+    from executor.recovery.checkpoints import CheckpointFolder
+
+    return CheckpointFolder(checkpoints.folder).samples_before(checkpoints.first_step)
 
 
 def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:

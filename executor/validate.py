@@ -113,7 +113,7 @@ def check_supported(
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
     if recovers:
-        _check_recovery(plan, scenario)
+        _check_one_state(plan, "recovery", "leave '--backup-every' out")
     if checkpoints:
         _check_checkpoints(plan, compute)
 
@@ -159,13 +159,6 @@ def _check_tied(plan: Plan, scenario: Scenario) -> None:
             where="synchronisation.method",
             valid="use the method 'allreduce', or a model without tied embeddings",
         )
-
-
-def _check_recovery(plan: Plan, scenario: Scenario) -> None:
-    valid = "leave '--backup-every' out"
-    _check_one_state(plan, "recovery", valid)
-    if scenario.training.noise_scale:
-        raise _unsupported("recovery of a run that measures the noise scale", "training.noise_scale", valid)
 
 
 def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
@@ -243,12 +236,6 @@ def _check_noise_scale(plan: Plan) -> None:
             "the noise scale of a pipeline of several stages",
             "training.noise_scale",
             "run a plan of the strategy 'ddp'",
-        )
-    if plan.synchronisation.bucket_bytes:
-        raise _unsupported(
-            "the noise scale with gradient sums that begin before the last action",
-            "synchronisation.bucket_bytes",
-            "remove the field",
         )
     if len(plan.replicas) < 2:
         raise InputError(

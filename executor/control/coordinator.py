@@ -73,7 +73,7 @@ class Coordinator:
         self._values: dict[str, str] = {}
         self._local_delivery_s = 0.0
         run = self._config
-        spec = SessionSpec.of_run(self._plan, len(self._devices), run.first_step, run.steps, random_token())
+        spec = SessionSpec.of_run(self._plan, len(self._devices), run, random_token())
         self._session = SessionProgress(spec)
         self._regrouping = Regrouping(self._scenario, run.steps, self._devices, self._processes, self._driver)
 

@@ -11,11 +11,13 @@ from executor.control.arrivals import with_arrivals
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
+from planner.adapt.gradient_noise import GradientNorms, LocalNorms
+from planner.adapt.migration import LayerTransfer
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.adapt.thinking import Thinking
 from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, samples_before
 from planner.runs.record import Progress, ProgressCallback
 
 
@@ -93,6 +95,7 @@ class PolicyDriver:
     Args:
         plan: The plan of the first step.
         first_step: Number of the run's first step.
+        first_sample: Samples of all steps before the first one.
         devices: The names of the devices that rows may come from.
         adaptation: Calls the policy; None without a policy.
         check: Called with the current plan and a decision; raises if the ranks cannot carry out the decision.
@@ -103,10 +106,12 @@ class PolicyDriver:
 
     Attributes:
         losses: The training loss of each finished step, by its number.
+        norms: The gradient norms of each finished step in which they were measured, by its number.
     """
 
     plan: InitVar[Plan]
     first_step: InitVar[int]
+    _first_sample: int
     _devices: Collection[str]
     _adaptation: Adaptation | None
     _check: Callable[[Plan, Decision], None]
@@ -120,10 +125,13 @@ class PolicyDriver:
         self._shown = first_step
         self._ended_s = 0.0
         # Pairs of a step and the plan from that step on, in increasing order of steps.
-        self._timeline = [(first_step, NewPlan(plan))]
+        self._timeline = [(first_step, plan)]
+        # The layers that change devices before the first step of a plan, by this step.
+        self._moves: dict[int, tuple[LayerTransfer, ...]] = {}
         self.decision_events: list[Event] = []
         self.absences = Absences()
         self.losses: dict[int, float] = {}
+        self.norms: dict[int, GradientNorms] = {}
         self._thinking = None
         if self._adaptation is not None:
             self._thinking = Thinking(self._adaptation, partial(PolicyCall, self._adaptation.propose))
@@ -140,26 +148,31 @@ class PolicyDriver:
         events = [event for event in self._collect(parts) if not _is_update(event)]
         if losses := [part["loss"] for part in parts if part["loss"] is not None]:
             self.losses[step] = sum(losses)
+        local = [LocalNorms(**part["norms"]) for part in parts if part["norms"] is not None]
+        if (norms := GradientNorms.of_devices(local)) is not None:
+            self.norms[step] = norms
         self.absences.see(events, away)
         if step < self._shown:
             return None
         self._shown = step + 1
         decision = self._decide(step, events, away)
         self._show(step, events, decision, away)
-        return None if decision is None else self._timeline[-1][1]
+        return None if decision is None else self._at(decision.first_step)
 
     def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
         """Return the decision of the policy; None if the plan stays."""
         if self._adaptation is None or self._thinking is None:
             return None
         before = self._adaptation.latest
-        decision = self._thinking.finish_step(step, events, tuple(away), time.monotonic())
+        norms = self.norms.get(step)
+        decision = self._thinking.finish_step(step, events, tuple(away), time.monotonic(), norms)
         if decision is None:
             return None
         self._note(decision, max(event.end_s for event in events))
         self._check(before, decision)
-        anew = self._adaptation.is_start(decision)
-        self._timeline.append((decision.first_step, NewPlan(decision.plan, decision.migration.moves if anew else None)))
+        self._timeline.append((decision.first_step, decision.plan))
+        if self._adaptation.is_start(decision):
+            self._moves[decision.first_step] = decision.migration.moves
         return decision
 
     def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
@@ -184,6 +197,7 @@ class PolicyDriver:
         """
         events = self._collect(parts)
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
+        self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
         self.absences.begin(gone, now_s)
         decision = None
         if self._adaptation is not None and self._thinking is not None and gone:
@@ -194,7 +208,8 @@ class PolicyDriver:
                 self._note(decision, now_s)
                 self._check(before, decision)
                 earlier = [each for each in self._timeline if each[0] < resumed]
-                self._timeline = [*earlier, (resumed, NewPlan(decision.plan, ()))]
+                self._timeline = [*earlier, (resumed, decision.plan)]
+                self._moves = {step: moves for step, moves in self._moves.items() if step < resumed} | {resumed: ()}
         if gone:
             how = "by the others, with another plan" if decision is not None else "when their processes are back"
             self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
@@ -206,8 +221,9 @@ class PolicyDriver:
             self._thinking.end()
 
     def _at(self, step: int) -> NewPlan:
-        first, new = next(each for each in reversed(self._timeline) if each[0] <= step)
-        return new if first == step else NewPlan(new.plan)
+        _, plan = next(each for each in reversed(self._timeline) if each[0] <= step)
+        before = self._first_sample + samples_before(step, self._timeline)
+        return NewPlan(plan, before, self._moves.get(step))
 
     def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
         events = with_arrivals(event for part in parts for event in unpack(part["rows"], self._devices))

@@ -3,17 +3,13 @@
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from executor.control.policy_driver import PolicyDriver
 from executor.core.job import JobFolder
+from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.events.event import Event, fault_events, read_events
-from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
-
-# A single device has no other gradient to compare with.
-_FEWEST_DEVICES = 2
 
 
 def all_events(job: JobFolder, ranks: int) -> list[Event]:
@@ -39,21 +35,13 @@ def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> 
 
 def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:
     """Return the norms of all ranks by step; empty if they were not measured."""
-    by_step: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_step: defaultdict[int, list[LocalNorms]] = defaultdict(list)
     for path in filter(lambda path: path.exists(), (job.of_rank("norms", rank) for rank in range(ranks))):
         for line in path.read_text().splitlines():
-            norms = json.loads(line)
-            by_step[norms["step"]].append(norms)
-    return tuple(
-        GradientNorms(
-            step,
-            tuple(part["samples"] for part in parts),
-            tuple(part["local_squared_norm"] for part in parts),
-            parts[0]["global_squared_norm"],
-        )
-        for step, parts in sorted(by_step.items())
-        if len(parts) >= _FEWEST_DEVICES
-    )
+            norms = LocalNorms(**json.loads(line))
+            by_step[norms.step].append(norms)
+    found = (GradientNorms.of_devices(parts) for _, parts in sorted(by_step.items()))
+    return tuple(norms for norms in found if norms is not None)
 
 
 def other_devices(job: JobFolder, ranks: int) -> str:

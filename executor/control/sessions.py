@@ -131,7 +131,7 @@ class Regrouping:
         plan = plans[0].plan
         others = self._beyond(plan, reports)
         copies |= {self.devices[rank]: {} for rank in others}
-        plans[0] = NewPlan(plan, restoring_moves(plan, self.scenario, resumed, copies).moves)
+        plans[0] = replace(plans[0], moves=restoring_moves(plan, self.scenario, resumed, copies).moves)
         ranks = tuple(sorted({*reports, *others}))
         # Layers of joining ranks have no second copy yet; `durable` keeps the older copies until they have.
         durable, told = min(last.durable, resumed), self.until_others_join(plans, resumed, ranks)

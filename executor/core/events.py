@@ -10,6 +10,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 from executor.core.messages import pack
+from planner.adapt.gradient_noise import LocalNorms
 from planner.events.event import UPDATE_ACTION, Event, EventKind, EventWriter
 
 # The shortest wait for a message that is recorded; a shorter one is the time of the call itself.
@@ -42,6 +43,7 @@ class StepPublisher:
         self._events: defaultdict[int, list[Event]] = defaultdict(list)
         self._late: list[Event] = []
         self._losses: dict[int, float] = {}
+        self._norms: dict[int, LocalNorms] = {}
         # By step, how many operations hold it back: 1 for the step itself until it is finished, 1 for each send, 1 for
         # each receive of a probe.
         self._open: defaultdict[int, int] = defaultdict(lambda: 1)
@@ -70,6 +72,11 @@ class StepPublisher:
         with self._lock:
             self._losses[step] = loss
 
+    def note_norms(self, norms: LocalNorms) -> None:
+        """Store this rank's norms of a step's gradients; must precede `finish`."""
+        with self._lock:
+            self._norms[norms.step] = norms
+
     def finish(self, step: int) -> None:
         """Mark a step as finished; the step is published once all its sends have departed."""
         with self._lock:
@@ -85,7 +92,8 @@ class StepPublisher:
                 return
             del self._open[step]
             late, self._late = self._late, []
-            part = pack([*self._events.pop(step, []), *late], self._losses.pop(step, None), self._kept())
+            loss, norms = self._losses.pop(step, None), self._norms.pop(step, None)
+            part = pack([*self._events.pop(step, []), *late], loss, self._kept(), norms)
         self._publish(step, part)
 
     def unpublished(self) -> dict[str, Any]:

@@ -69,9 +69,11 @@ class RunConfig:
             `CheckpointFolder.check_held`.
         checkpoint_every: Number of steps between two checkpoints; 0 writes none.
         first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
+        first_sample: Samples of all steps before the first step.
         spread: Whether the ranks are on several hosts.
         is_watched: Whether the launcher shows each step as soon as the step is finished.
         on_this_device: Whether real compute may use a device of another kind than the scenario gives.
+        at_profile_speed: Whether real compute lasts as long as the profile says, where this device is quicker.
     """
 
     compute: ComputeMode
@@ -84,9 +86,11 @@ class RunConfig:
     checkpoints_mark: str = ""
     checkpoint_every: int = 0
     first_step: int = 0
+    first_sample: int = 0
     spread: bool = False
     is_watched: bool = False
     on_this_device: bool = False
+    at_profile_speed: bool = False
 
     @property
     def is_steered(self) -> bool:

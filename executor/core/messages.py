@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from executor.core.job import RunConfig
+from planner.adapt.gradient_noise import LocalNorms
 from planner.adapt.migration import LayerTransfer
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.event import Event, EventKind
@@ -19,25 +21,32 @@ class NewPlan:
     """The plan of a step, as the head sends it to the ranks.
 
     Attributes:
+        samples_before: Samples of all steps before this one: the position of the step's first sample in the data.
         moves: Layers whose state is sent to other ranks before the step; None if every rank keeps its layers.
         joins: Whether the plan uses devices outside the session. The session then ends before the step, and another one
             begins together with those devices.
     """
 
     plan: Plan
+    samples_before: int
     moves: tuple[LayerTransfer, ...] | None = None
     joins: bool = False
+
+    def after(self, steps: int) -> "NewPlan":
+        """Return the plan of the step that follows after ``steps`` steps, if all of them have this plan."""
+        return NewPlan(self.plan, self.samples_before + steps * self.plan.global_batch)
 
     def to_data(self) -> dict[str, Any]:
         """Return a dictionary for `json.dumps`."""
         moves = None if self.moves is None else [asdict(move) for move in self.moves]
-        return {"plan": plan_json(self.plan), "moves": moves, "joins": self.joins}
+        plan = plan_json(self.plan)
+        return {"plan": plan, "samples_before": self.samples_before, "moves": moves, "joins": self.joins}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> "NewPlan":
         """Return the object from the result of `to_data`."""
         moves = None if data["moves"] is None else tuple(LayerTransfer(**move) for move in data["moves"])
-        return cls(parse_plan(data["plan"]), moves, data["joins"])
+        return cls(parse_plan(data["plan"]), data["samples_before"], moves, data["joins"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +91,11 @@ class SessionSpec:
     local_delivery_s: float = 0.0
 
     @classmethod
-    def of_run(cls, plan: Plan, ranks: int, first_step: int, steps: int, store_prefix: str) -> "SessionSpec":
+    def of_run(cls, plan: Plan, ranks: int, run: RunConfig, store_prefix: str) -> "SessionSpec":
         """Return the first session of a run, with the plans that no decision can change: `DECISION_LAG_STEPS` steps."""
-        plans = (NewPlan(plan),) * min(DECISION_LAG_STEPS, steps - first_step)
-        return cls(0, tuple(range(ranks)), first_step, first_step, plans, store_prefix)
+        known, first = min(DECISION_LAG_STEPS, run.steps - run.first_step), NewPlan(plan, run.first_sample)
+        plans = tuple(first.after(steps) for steps in range(known))
+        return cls(0, tuple(range(ranks)), run.first_step, run.first_step, plans, store_prefix)
 
     def to_data(self) -> dict[str, Any]:
         """Return a dictionary for `json.dumps`."""
@@ -100,13 +110,13 @@ class SessionSpec:
         return cls(**{**plain, "ranks": tuple(data["ranks"]), "plans": plans})
 
 
-def pack(events: list[Event], loss: float | None, kept: int | None) -> dict[str, Any]:
-    """Return the message that a rank publishes after a step: its rows, and its part of the loss.
+def pack(events: list[Event], loss: float | None, kept: int | None, norms: LocalNorms | None = None) -> dict[str, Any]:
+    """Return the message that a rank publishes after a step: its rows, and its parts of the loss and of the norms.
 
     ``kept`` is the newest step before which the rank's copies of layers are complete; None if the rank keeps none.
     """
     rows = [[getattr(event, name) for name in Event.__slots__] for event in events]
-    return {"rows": rows, "loss": loss, "kept": kept}
+    return {"rows": rows, "loss": loss, "kept": kept, "norms": None if norms is None else asdict(norms)}
 
 
 def unpack(rows: list[list[Any]], devices: Collection[str]) -> list[Event]:

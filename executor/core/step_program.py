@@ -299,8 +299,9 @@ def _work(
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """A rank's program in one step, with the plan of that step."""
+    """A rank's program in one step, with the plan of that step, and the samples of all steps before it."""
 
     step: int
     plan: Plan
     program: DeviceProgram
+    samples_before: int

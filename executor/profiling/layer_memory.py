@@ -59,13 +59,13 @@ def activations_bytes(loaded: LoadedModel, training: Training) -> list[SavedByte
     The input of a layer counts as its own, also if only the layer before saves it.
     """
     inputs = [None, *(size.output for size in loaded.sizes[:-1])]
-    data = DataOrder(loaded.data, max(_MORE, training.global_batch), training.seed)
+    data = DataOrder(loaded.data, training.seed)
 
     def make(count: int) -> torch.Tensor:
-        return data.samples(0, 0, count)[0]
+        return data.samples(0, count)[0]
 
     def loss(outputs: torch.Tensor) -> torch.Tensor:
-        return loaded.model.loss(outputs, data.samples(0, 0, len(outputs))[1])
+        return loaded.model.loss(outputs, data.samples(0, len(outputs))[1])
 
     last = len(inputs) - 1
     alone = [
@@ -115,10 +115,10 @@ def stage_peak_bytes(
     copies = any(sizes[layer].changes_inputs for layer in layers)
     chosen = [model.layers[layer] for layer in layers]
     module = StageModule(chosen, device, training.precision, copies_inputs=copies)
-    data = DataOrder(loaded.data, training.global_batch, training.seed)
+    data = DataOrder(loaded.data, training.seed)
 
     def train() -> None:
-        inputs, targets = (each.to(device) for each in data.samples(0, 0, samples))
+        inputs, targets = (each.to(device) for each in data.samples(0, samples))
         if first:
             shape = sizes[first - 1].output
             inputs = torch.zeros(samples, *shape.sizes, dtype=shape.dtype, device=device).requires_grad_()

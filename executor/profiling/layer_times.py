@@ -11,7 +11,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,8 @@ def _backward(stage: Sequence["_StageLayer"], splits: bool, send: Callable[[], N
         if splits:
             layer.timed("backward_weight_s", partial(layer.module.backward_weight, _MICROBATCH))
         else:
-            layer.timed("update_s", partial(layer.rule.update, 0, 0.0))
+            # A learning rate of 0, so that gradients summed over all repeats leave the parameters unchanged.
+            layer.timed("update_s", partial(layer.rule.update, 0.0, 0.0))
 
 
 class _StageLayer:
@@ -180,18 +181,16 @@ class _StageLayer:
         sizes = loaded.sizes
         self.layer, self.samples, self.device = layer, samples, device
         self._model = loaded.model
-        order = DataOrder(loaded.data, training.global_batch, training.seed)
+        order = DataOrder(loaded.data, training.seed)
         # In training, processes that read ahead have the samples ready before the forward needs them.
-        self._ready = order.samples(0, 0, samples) if loaded.workers else None
+        self._ready = order.samples(0, samples) if loaded.workers else None
         self._order = order
         self._is_first, self._is_last = layer == 0, layer == len(sizes) - 1
         self._receives, self._sends = layer == ends[0], layer == ends[1]
         self.module = StageModule(
             [loaded.model.layers[layer]], device, training.precision, copies_inputs=sizes[layer].changes_inputs
         )
-        # With a learning rate of 0 the updates, by gradients summed over all repeats, leave the parameters unchanged.
-        still = replace(training, optimizer=replace(training.optimizer, learning_rate=0.0))
-        self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), still)
+        self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), training)
         self._before = _received(sizes[layer - 1].output, samples, device) if self._receives and layer else None
         self._after = _received(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
         self.records = True
@@ -219,7 +218,7 @@ class _StageLayer:
         """
         loss: Loss | None = None
         if self._is_first or self._is_last:
-            data, targets = self._ready or self._order.samples(0, 0, self.samples)
+            data, targets = self._ready or self._order.samples(0, self.samples)
         if self._is_last:
             on_device = targets.to(self.device)
             loss = lambda outputs: self._model.loss(outputs, on_device)  # noqa: E731

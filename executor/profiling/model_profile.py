@@ -145,7 +145,7 @@ def profile_model(
 
 def count_work(loaded: LoadedModel, code: Code, training: Training) -> Sequence[LayerWork]:
     """Count each layer's operations and bytes for one sample; raise `InputError` if a layer depends on values."""
-    outputs = DataOrder(loaded.data, 1, training.seed).samples(0, 0, 1)[0].to("meta")
+    outputs = DataOrder(loaded.data, training.seed).samples(0, 1)[0].to("meta")
     with torch.device("meta"):
         model = load_model(code, training.seed)
     flop = []

@@ -27,6 +27,7 @@ from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire
 from planner.adapt.copies import layers_of
+from planner.adapt.gradient_noise import LocalNorms
 from planner.events.event import EventWriter
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Device
@@ -122,6 +123,11 @@ class RankContext:
         """The compute of the trained model; None in paced compute."""
         return self.compute if isinstance(self.compute, RealCompute) else None
 
+    def norms_of(self, step: int) -> LocalNorms | None:
+        """Return the norms of the last step's gradients, if this is ``step`` and they were measured."""
+        found = self.compute.norms[-1:] if isinstance(self.compute, NoiseMeasuringCompute) else []
+        return next((norms for norms in found if norms.step == step), None)
+
 
 def build_context(
     config: RankConfig, model: LoadedModel | None, give_up: Callable[[Exception], None], *, is_connected: bool
@@ -142,9 +148,17 @@ def build_context(
     clock = RunClock()
     compute: Compute = PacedCompute(clock, scenario.effects.compute)
     if model is not None:
-        kind = NoiseMeasuringCompute if training.noise_scale else RealCompute
+        kind = NoiseMeasuringCompute if training.measures_noise else RealCompute
         compute = kind(
-            model, config.plan, config.program(config.plan), training, clock, where, group, scenario.effects.compute
+            model,
+            config.plan,
+            config.program(config.plan),
+            training,
+            clock,
+            where,
+            group,
+            scenario.effects.compute,
+            run.at_profile_speed,
         )
     if model is not None and run.checkpoint_every and isinstance(model.data, StreamedSamples):
         interval = run.checkpoint_every * training.global_batch

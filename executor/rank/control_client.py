@@ -256,7 +256,7 @@ class ControlClient:
 
     def _take_plan(self, step: int, message: Message) -> None:
         new = message["new"]
-        self._plans[step] = NewPlan(self._plans[step - 1].plan) if new is None else NewPlan.from_data(new)
+        self._plans[step] = self._plans[step - 1].after(1) if new is None else NewPlan.from_data(new)
         self._durables[step] = message["durable"]
         for old in (self._plans, self._durables):
             old.pop(step - DECISION_LAG_STEPS - 1, None)

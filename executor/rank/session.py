@@ -166,7 +166,7 @@ class Session:
 
         def known(step: int) -> StepProgram | None:
             """Return the program of a step; None if its plan is not known yet, or if the step is not in this epoch."""
-            new = self._client.known(step) if run.is_steered else NewPlan(plan)
+            new = self._client.known(step) if run.is_steered else self._spec.plans[0].after(step - first)
             if step >= run.steps or new is None or _begins_another(new, step, first):
                 return None
             return self._program(step, new)
@@ -204,7 +204,7 @@ class Session:
     def _program(self, step: int, new: NewPlan) -> StepProgram:
         program = self._config.program(new.plan)
         assert program is not None, "within an epoch the same devices have a part in every plan"
-        return StepProgram(step, new.plan, program)
+        return StepProgram(step, new.plan, program, new.samples_before)
 
     def _let_others_join(self, step: int) -> NoReturn:
         """Copy the state of the layers before ``step``, with which the next session begins, and end this session."""
@@ -232,7 +232,7 @@ class Session:
 
         def begin(step: StepProgram) -> None:
             if context.checkpoints is not None:
-                context.checkpoints.begin_step(step.step, step.plan)
+                context.checkpoints.begin_step(step)
             if context.backups is not None:
                 anew, durable = step.step == first, self._client.durable(step.step)
                 context.backups.begin_step(
@@ -241,6 +241,8 @@ class Session:
 
         def end(step: int) -> None:
             if publisher is not None:
+                if (norms := context.norms_of(step)) is not None:
+                    publisher.note_norms(norms)
                 publisher.finish(step)
             self._rows.end_step()
             write_sample(context.samples, step, context.clock.now_s())

@@ -165,8 +165,7 @@ class Rank:
             client.send("ready")
             spec = client.await_session()
         else:
-            run = config.run
-            spec = SessionSpec.of_run(config.plan, self._ranks, run.first_step, run.steps, agreed.token)
+            spec = SessionSpec.of_run(config.plan, self._ranks, config.run, agreed.token)
             client.begin(spec)
             groups = self._connect(spec)
             self._context = build(is_connected=True)

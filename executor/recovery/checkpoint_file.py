@@ -21,7 +21,7 @@ from safetensors.torch import save
 from traces.common.atomic import write_bytes_atomically
 from traces.common.errors import InputError, RunError
 
-_VERSION = 2
+_VERSION = 3
 
 
 class DamagedError(Exception):
@@ -35,6 +35,7 @@ class Header:
     Attributes:
         step: The first step after the checkpoint.
         plan: The plan of step ``step - 1`` as JSON.
+        samples_before: Samples of all steps before ``step``.
         model: For each layer a text with the names and shapes of its state and the optimizer
             (`executor.training.flat_state.model_state`): a run can resume only from a checkpoint with equal texts.
         names: Names of the tensors of each layer, in the order of its row.
@@ -43,6 +44,7 @@ class Header:
 
     step: int
     plan: str
+    samples_before: int
     model: tuple[str, ...]
     names: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
@@ -52,11 +54,13 @@ class Header:
 LayerTensors = Mapping[str, torch.Tensor]
 
 
-def write_part(path: Path, step: int, plan: str, model: tuple[str, ...], layers: Mapping[int, LayerTensors]) -> None:
+def write_part(
+    path: Path, step: int, plan: str, samples_before: int, model: tuple[str, ...], layers: Mapping[int, LayerTensors]
+) -> None:
     """Write a part, a `Header` and the states of layers, atomically; raise `RunError` if it cannot be written."""
     names = {layer: tuple(tensors) for layer, tensors in sorted(layers.items())}
     digests = {layer: _digest(_row(tensors.values())) for layer, tensors in sorted(layers.items())}
-    header = Header(step, plan, model, names, digests)
+    header = Header(step, plan, samples_before, model, names, digests)
     named = {f"{layer}.{name}": each for layer, tensors in layers.items() for name, each in tensors.items()}
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}
@@ -109,7 +113,7 @@ def _header(metadata: Mapping[str, str] | None, path: Path) -> Header:
         raise DamagedError(f"{path} was written by another version of ropebridge")
     digests = {int(layer): digest for layer, digest in data["digests"].items()}
     names = {int(layer): tuple(own) for layer, own in data["names"].items()}
-    return Header(data["step"], data["plan"], tuple(data["model"]), names, digests)
+    return Header(data["step"], data["plan"], data["samples_before"], tuple(data["model"]), names, digests)
 
 
 def _row(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from executor.core.job import RunConfig
+from executor.core.step_program import StepProgram
 from executor.recovery.backups import one_layer
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoints import CheckpointFolder
@@ -18,7 +19,8 @@ from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
-_Part = tuple[int, Plan, dict[int, LayerTensors]]
+# A step, the plan of the step before, the samples of all steps before, and this rank's layers.
+_Part = tuple[int, Plan, int, dict[int, LayerTensors]]
 
 
 @dataclass(eq=False)
@@ -45,26 +47,27 @@ class Checkpointing:
 
     def __post_init__(self) -> None:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
-        self._latest: tuple[int, Plan] | None = None
+        self._latest: StepProgram | None = None
         self._parts: queue.Queue[_Part | None] = queue.Queue(maxsize=1)
         self._written = threading.Semaphore()
         self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def begin_step(self, step: int, plan: Plan) -> None:
+    def begin_step(self, current: StepProgram) -> None:
         """Copy the layers that this rank writes before a step, if a checkpoint is due."""
-        self._latest = step, plan
+        self._latest, step = current, current.step
         if step > self._run.first_step and step % self._run.checkpoint_every == 0:
-            self._copy(step, plan)
+            self._copy(step, current.plan, current.samples_before)
 
     def finish(self, steps: int) -> None:
         """Write the state after the run's last step, and wait until all files are written."""
-        if self._latest is not None and self._latest[0] == steps - 1:
-            self._copy(steps, self._latest[1])
+        last = self._latest
+        if last is not None and last.step == steps - 1:
+            self._copy(steps, last.plan, last.samples_before + last.plan.global_batch)
         self._parts.put(None)
         self._thread.join()
 
-    def _copy(self, step: int, plan: Plan) -> None:
+    def _copy(self, step: int, plan: Plan, samples_before: int) -> None:
         layers = written_layers(plan, self._device)
         if not layers:
             return
@@ -74,13 +77,13 @@ class Checkpointing:
         for layer in layers:
             row = self._compute.layer_state(one_layer(self._scenario, layer))
             tensors[layer] = named_state(self._layers[layer], rule, row)
-        self._parts.put((step, plan, tensors))
+        self._parts.put((step, plan, samples_before, tensors))
 
     def _write(self) -> None:
         try:
             while (part := self._parts.get()) is not None:
-                step, plan, layers = part
-                self._folder.write(self._device, step, plan_json(plan), self._model, layers)
+                step, plan, samples, layers = part
+                self._folder.write(self._device, step, plan_json(plan), samples, self._model, layers)
                 if 0 in layers:
                     self._folder.drop_old(self._run.first_step, step)
                 self._written.release()

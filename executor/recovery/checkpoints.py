@@ -74,14 +74,29 @@ class CheckpointFolder:
         return sorted(int(number) for number in found if number.isdigit())
 
     def write(
-        self, device: str, step: int, plan: str, model: tuple[str, ...], layers: Mapping[int, LayerTensors]
+        self,
+        device: str,
+        step: int,
+        plan: str,
+        samples_before: int,
+        model: tuple[str, ...],
+        layers: Mapping[int, LayerTensors],
     ) -> None:
         """Write a device's part of a checkpoint; see `write_part`."""
-        write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", step, plan, model, layers)
+        place = self._place(step) / f"{quote(device, safe='')}.safetensors"
+        write_part(place, step, plan, samples_before, model, layers)
 
     def parts(self, step: int) -> list[Path]:
         """Return the files of a step's checkpoint, sorted by name."""
         return sorted(self._place(step).glob("*.safetensors"))
+
+    def samples_before(self, step: int) -> int:
+        """Return the samples of all steps before ``step``; raise `InputError` if its checkpoint cannot be read."""
+        with _damaged_since():
+            headers = [read_header(path) for path in self.parts(step)]
+        if not headers:
+            raise InputError("there is no complete checkpoint", where=str(self._place(step)), valid="resume again")
+        return headers[0].samples_before
 
     def drop_old(self, first: int, written: int) -> None:
         """Remove all but the newest `_KEPT` checkpoints up to step ``written``.

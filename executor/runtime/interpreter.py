@@ -82,7 +82,7 @@ class Interpreter:
         posted = self._posted[current.step]
         if self._updates is not None:
             ready_s = max(ready_s, self._updates.begin(current.step))
-        self._compute.start_step(current.step, current.plan, current.program)
+        self._compute.start_step(current)
         overlapped = None
         complete: Callable[[int], None] = lambda sync: None  # noqa: E731
         if current.program.overlaps:

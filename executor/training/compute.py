@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.step_program import DeviceProgram, Work
+from executor.core.step_program import DeviceProgram, StepProgram, Work
 from executor.training.flat_state import FlatParameters, TiedCopies
 from planner.adapt.migration import LayerTransfer
 from planner.cost.collectives import Exchange
@@ -134,8 +134,9 @@ class PacedCompute:
     def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Ignore the state."""
 
-    def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
+    def start_step(self, current: StepProgram) -> None:
         """Allocate a buffer as large as the largest payload of the step, and draw the jitter of its actions."""
+        step, program = current.step, current.program
         self._program = program
         self._speed = device_speed(self._effects, (program.device, *program.partners))
         self._factors = np.ones(program.step_actions)

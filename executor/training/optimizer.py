@@ -1,4 +1,4 @@
-"""The optimizer's update of one rank's parameters, with learning-rate schedule and gradient clipping."""
+"""The optimizer's update of one rank's parameters, with gradient clipping."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ _SMALLEST_NORM = 1e-6
 
 
 class UpdateRule:
-    """The scenario's optimizer, with its learning-rate schedule and gradient clipping, over this rank's parameters."""
+    """The scenario's optimizer, with gradient clipping, over this rank's parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], training: Training) -> None:
         self._parameters = parameters
@@ -52,11 +52,11 @@ class UpdateRule:
         """Drop all gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def update(self, step: int, squared_norm: float | None) -> None:
+    def update(self, learning_rate: float, squared_norm: float | None) -> None:
         """Update the parameters from their gradients, after clipping these if the scenario says so.
 
         Args:
-            step: Index of the step from 0, which determines the learning rate.
+            learning_rate: The learning rate of the step.
             squared_norm: Squared norm of the gradients of all layers of the model; needed only for clipping.
         """
         if self._clip_norm is not None:
@@ -66,7 +66,7 @@ class UpdateRule:
             for gradient in self._gradients() if factor != 1 else ():
                 gradient.mul_(factor)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(step)
+            group["lr"] = learning_rate
         self._optimizer.step()
 
     def _gradients(self) -> list[torch.Tensor]:

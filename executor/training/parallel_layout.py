@@ -163,7 +163,7 @@ def _check_forward(
         before = loaded.sizes[index - 1].output
         inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta", requires_grad=True)
     else:
-        inputs = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)[0].to("meta")
+        inputs = DataOrder(loaded.data, seed).samples(0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"
     with user_code(code, failure):
         # The layer may change its inputs in place.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from executor.core.clock import RunClock
-from executor.core.step_program import DeviceProgram, Work
+from executor.core.step_program import DeviceProgram, StepProgram, Work
 from executor.training.compute import GradientParts, PacedCompute, Performed
 from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
@@ -55,6 +55,7 @@ class RealCompute:
         device: The device that has the parameters and computes the layers.
         group: The tensor-parallel group that shares every layer of this rank; None if the rank is in no group.
         effects: The stragglers and slow-downs: after each action the rank sleeps until a slower device would be done.
+        at_profile_speed: Whether an action lasts at least as long as the profile says.
     """
 
     _loaded: LoadedModel
@@ -65,12 +66,13 @@ class RealCompute:
     _device: torch.device = CPU
     _group: TensorGroup | None = None
     _effects: ComputeEffects = field(default_factory=ComputeEffects)
+    _at_profile_speed: bool = False
 
     def __post_init__(self, plan: Plan, program: DeviceProgram | None) -> None:
         self._leads = self._group is None or self._group.leads
         self._speed = DeviceSpeed()
         training = self._training
-        self._loader = SampleLoader(self._loaded.data, training.global_batch, training.seed, self._loaded.workers)
+        self._loader = SampleLoader(self._loaded.data, training.seed, self._loaded.workers)
         self._pipeline = -1
         self._stages: dict[int, _Stage] = {}
         self._layers: dict[int, nn.Module] = {}
@@ -79,6 +81,9 @@ class RealCompute:
         self._local: dict[tuple[int, Kind, int], torch.Tensor] = {}
         self._losses: dict[int, torch.Tensor] = {}
         self._step = 0
+        self._update_s = 0.0
+        self._global_batch = training.global_batch
+        self._learning_rate = training.optimizer.learning_rate
         self._first_samples: list[int] = []
         self._syncs: tuple[GradientSync, ...] = ()
         # This rank's copies of a parameter that several layers share, by layer.
@@ -167,9 +172,12 @@ class RealCompute:
         """Return the present run second: the last action has ended."""
         return self._clock.now_s()
 
-    def start_step(self, step: int, plan: Plan, program: DeviceProgram) -> None:
+    def start_step(self, current: StepProgram) -> None:
         """Begin a step; drop gradients and activations of an unfinished step."""
-        self._step = step
+        plan, program = current.plan, current.program
+        self._step, self._global_batch, self._update_s = current.step, plan.global_batch, program.update_s
+        trained = current.samples_before
+        self._learning_rate = self._training.learning_rate(trained, plan.global_batch, plan.noise_scale)
         # The first device of a tensor-parallel group sleeps for all of them: the others wait for it.
         slow = (program.device, *program.partners) if self._leads else ()
         self._speed = device_speed(self._effects, slow) if slow else DeviceSpeed()
@@ -185,7 +193,7 @@ class RealCompute:
         self._local.clear()
         self._losses.clear()
         self._rule.clear_gradients()
-        self._loader.start_step(step, list(self._batch_parts(program)))
+        self._loader.start_step(trained, plan.global_batch, list(self._batch_parts(program)))
 
     def _batch_parts(self, program: DeviceProgram) -> Iterator[BatchPart]:
         """Yield the parts of a step's batch that this rank needs: inputs for the first stage, targets for the last."""
@@ -227,13 +235,16 @@ class RealCompute:
         for send in work.sends:
             assert result is not None
             outputs.append(to_payload(result[send.first - work.first : send.end - work.first]))
-        self._finish(start_s)
+        self._finish(start_s, work.duration_s)
         return Performed(outputs, start_s, self._clock.now_s())
 
-    def _finish(self, start_s: float) -> None:
+    def _finish(self, start_s: float, profiled_s: float) -> None:
         """Wait until the device has done all work that began at ``start_s``, and until a slower one would have."""
         synchronize(self._device)
-        self._clock.sleep_until(self._speed.end_s(start_s, self._clock.now_s() - start_s))
+        took_s = self._clock.now_s() - start_s
+        if self._at_profile_speed:
+            took_s = max(took_s, profiled_s)
+        self._clock.sleep_until(self._speed.end_s(start_s, took_s))
 
     def _buckets(self, work: Work, complete: Callable[[int], None]) -> GradBucketHooks:
         buckets = {}
@@ -353,15 +364,15 @@ class RealCompute:
         """Update the parameters; return this rank's part of the step's loss, or None if it computes no loss.
 
         Args:
-            step: Index of the step, which determines the learning rate.
+            step: Index of the step that `start_step` has begun.
             squared_norm: Squared norm of the summed gradients of all layers of the model, by which they are clipped;
                 None without clipping.
         """
         start_s = self._clock.now_s()
         self._add_up_tied()
-        self._rule.update(step, squared_norm)
+        self._rule.update(self._learning_rate, squared_norm)
         # Wait for the GPU, so that the time of the next action does not include the update.
-        self._finish(start_s)
+        self._finish(start_s, self._update_s)
         if all(stage.output_shape is not None for stage in self._stages.values()):
             return None
         # The other devices of a tensor-parallel group have computed the same loss.
@@ -369,7 +380,7 @@ class RealCompute:
             return None
         # A fixed order of the sum, so that the order of the actions does not change the rounding.
         total = sum(self._losses[microbatch].item() for microbatch in sorted(self._losses))
-        return total * (self._samples_of_an_update / self._training.global_batch)
+        return total * (self._samples_of_an_update / self._global_batch)
 
 
 # Computes the actions of one rank. Payloads are one-dimensional uint8 tensors on the CPU.

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import Decision
 from planner.events.event import read_events, write_events
 from planner.files.effects import network_name
 from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
-from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import RealNetwork, RunRecord
@@ -126,7 +126,8 @@ def read_record(folder: Path) -> RunRecord:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
     plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
-    return RunRecord(backend, scenario, plan, events, decisions, losses, norms, network, computed_on)
+    before = int(summary.get("samples_before", 0))
+    return RunRecord(backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before)
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:
@@ -137,6 +138,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "tcp": record.network.tcp if record.network is not None else None,
         "network_effects": network_name(record.scenario.effects.network) if record.backend == "simulated" else None,
         "computed_on": record.computed_on,
+        "samples_before": record.samples_before,
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,

@@ -4,18 +4,22 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import fields, replace
 
+from planner.adapt.gradient_noise import GradientNorms, NoiseEstimate
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
 from planner.adapt.observation import Observation, Observer
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
 from planner.check import check_plan
 from planner.events.event import Event
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, samples_before
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
 
 # Fields of a plan that may change from step to step while devices run on, if each device keeps its layers. A change of
 # any other field needs a new set-up: all devices finish the previous step, and connections are made anew.
-_CHANGEABLE = ("strategy", "schedule", "order", "pipelines")
+_CHANGEABLE = ("strategy", "schedule", "order", "pipelines", "noise_scale")
+
+# The estimator of the noise scale, a key of `planner.adapt.gradient_noise.ESTIMATORS`, by which policies see it.
+NOISE_ESTIMATOR = "minimum-variance"
 
 # Fields of a plan that must stay the same during a run, even with a new set-up.
 _INVARIANT = ("scenario", "model", "version")
@@ -24,26 +28,38 @@ _INVARIANT = ("scenario", "model", "version")
 class Adaptation:
     """Shows finished steps to a policy, records its decisions, and returns the plan of each step.
 
-    Both backends use this class, and a recorded run can be replayed through it. ``plan`` is the plan of the first step.
+    Both backends use this class, and a recorded run can be replayed through it.
+
+    Args:
+        plan: The plan of the first step.
+        first_step: Index of the run's first step, above 0 if it resumes from a checkpoint.
+        first_sample: Samples of all steps before ``first_step``.
 
     Raises:
         RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
             device, or needs a new set-up while pipelines train without a barrier.
     """
 
-    def __init__(self, policy: Policy, plan: Plan, scenario: Scenario) -> None:
+    def __init__(
+        self, policy: Policy, plan: Plan, scenario: Scenario, first_step: int = 0, first_sample: int = 0
+    ) -> None:
         self._policy = policy
         self._observer = Observer()
         self._scenario = scenario
         # Pairs (first step, plan) in the order of decisions. After a departure, a decision overrides earlier ones whose
         # first step is later.
-        self._timeline: list[tuple[int, Plan]] = [(0, plan)]
+        self._timeline: list[tuple[int, Plan]] = [(first_step, plan)]
+        self._first_sample = first_sample
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
     def plan_for(self, step: int) -> Plan:
         """Return the plan of ``step``, which is at most the last finished step plus `DECISION_LAG_STEPS`."""
         return next(plan for first_step, plan in reversed(self._timeline) if first_step <= step)
+
+    def samples_before(self, step: int) -> int:
+        """Return the samples of all steps before ``step``, whose plans must be known."""
+        return self._first_sample + samples_before(step, self._timeline)
 
     @property
     def latest(self) -> Plan:
@@ -71,9 +87,21 @@ class Adaptation:
         proposed = self.propose(seen)
         return self.install(seen, proposed, step + DECISION_LAG_STEPS) if proposed is not None else None
 
-    def observe(self, step: int, events: Iterable[Event], away: tuple[str, ...] = ()) -> Observation:
-        """Return the observation of a finished step, with its events."""
-        return replace(self._observer.observe(events, step, self.plan_for(step)), away=away)
+    def observe(
+        self, step: int, events: Iterable[Event], away: tuple[str, ...] = (), norms: GradientNorms | None = None
+    ) -> Observation:
+        """Return the observation of a finished step, with its events and, if they were measured, gradient norms."""
+        trained = self.samples_before(step)
+        seen = self._observer.observe(events, step, self.plan_for(step))
+        return replace(seen, away=away, samples_before=trained, noise=self._noise(norms, trained))
+
+    def _noise(self, norms: GradientNorms | None, samples: int) -> NoiseEstimate | None:
+        if norms is not None:
+            return norms.estimate(NOISE_ESTIMATOR)
+        limits = self._scenario.training.batch
+        assumed = None if limits is None else limits.assumed_noise_scale(samples)
+        # Only the ratio is assumed.
+        return None if assumed is None else NoiseEstimate(variance=assumed, squared_gradient=1.0)
 
     def propose(self, seen: Observation) -> Plan | None:
         """Show an observation to the policy; return the plan that it wants, or None if it keeps the plan."""

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from planner.adapt.gradient_noise import NoiseEstimate
 from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 
@@ -92,6 +93,9 @@ class Observation:
             must not name them.
         end_s: End of the step's last event, seconds from the start of the run. Since steps overlap, a step's duration
             is the difference between its ``end_s`` and the ``end_s`` of the previous step.
+        samples_before: Samples of all steps before this one.
+        noise: Estimate of the gradient noise from this step alone, measured or, where none is measured, from the noise
+            scale that the scenario assumes; None without both.
     """
 
     step: int
@@ -101,6 +105,8 @@ class Observation:
     gone: tuple[str, ...] = ()
     away: tuple[str, ...] = ()
     end_s: float = 0.0
+    samples_before: int = 0
+    noise: NoiseEstimate | None = None
 
 
 def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:

@@ -67,7 +67,11 @@ def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -
             parts.append(f"{name}samples {before.samples} -> {after.samples}")
         if _shares(before) != _shares(after) and _devices(before) == _devices(after):
             parts.append(f"{name}samples of replicas {_samples(before)} -> {_samples(after)}")
+    if old.global_batch != new.global_batch:
+        parts.append(f"global batch {old.global_batch} -> {new.global_batch}")
     parts += _changed_orders(old, new)
+    if not parts and old.noise_scale != new.noise_scale and new.noise_scale is not None:
+        parts.append(f"learning rate for a noise scale of {new.noise_scale:.3g} samples")
     for move in migration.moves:
         first, last = move.first_layer, move.end_layer - 1
         layers = f"layers {first} to {last}" if last > first else f"layer {first}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from planner.adapt.adaptation import Adaptation
+from planner.adapt.gradient_noise import GradientNorms
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.events.event import Event
@@ -42,14 +43,21 @@ class Thinking:
         self._unseen: deque[Observation] = deque()
         self._current: tuple[Observation, Thought] | None = None
 
-    def finish_step(self, step: int, events: Iterable[Event], away: tuple[str, ...], now_s: float) -> Decision | None:
+    def finish_step(
+        self,
+        step: int,
+        events: Iterable[Event],
+        away: tuple[str, ...],
+        now_s: float,
+        norms: GradientNorms | None = None,
+    ) -> Decision | None:
         """Show the policy a finished step; return a decision, which can answer an earlier step, or None.
 
-        Step, events and ``away`` are those of `Adaptation.finish_step`; ``now_s`` is the time of the run's clock. The
-        decision's first step is the first one whose plan the devices do not know yet. An answer is dropped if it names
-        a device that has left meanwhile.
+        Step, events, ``away`` and norms are those of `Adaptation.observe`; ``now_s`` is the time of the run's clock.
+        The decision's first step is the first one whose plan the devices do not know yet. An answer is dropped if it
+        names a device that has left meanwhile.
         """
-        self._unseen.append(self._adaptation.observe(step, events, away))
+        self._unseen.append(self._adaptation.observe(step, events, away, norms))
         until_s = now_s
         while self._current is not None or self._unseen:
             if self._current is None:

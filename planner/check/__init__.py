@@ -3,6 +3,8 @@
 Every ``check_`` function of this package raises an InputError for the first mistake and returns nothing otherwise.
 """
 
+from math import inf
+
 from planner.check.memory import check_memory, check_peaks
 from planner.check.orders import check_orders
 from planner.check.paths import check_paths, check_synchronisation
@@ -19,8 +21,8 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
 
     Raises:
         InputError: The plan is for another model; uses an unknown name, or a device twice; does not cover all layers;
-            has another global batch; cannot be scheduled; deadlocks; does not fit into memory; or needs a missing link.
-            Or an effect or fault of the scenario names an unknown device or link.
+            has a global batch that the scenario excludes; cannot be scheduled; deadlocks; does not fit into memory; or
+            needs a missing link. Or an effect or fault of the scenario names an unknown device or link.
     """
     if plan.model != scenario.model.name:
         raise InputError(
@@ -43,12 +45,7 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
         check_orders(pipeline, plan, where)
         check_memory(pipeline, plan, scenario, where)
     check_paths(plan, scenario)
-    if plan.global_batch != scenario.training.global_batch:
-        raise InputError(
-            f"the microbatches add up to {plan.global_batch} samples",
-            where="pipelines",
-            valid=f"scenario '{scenario.name}' trains with a global batch of {scenario.training.global_batch}",
-        )
+    _check_batch(plan, scenario)
     _check_effects_and_faults(scenario)
     check_peaks(plan, scenario)
 
@@ -60,6 +57,39 @@ def is_possible(plan: Plan, scenario: Scenario) -> bool:
     except InputError:
         return False
     return True
+
+
+def _check_batch(plan: Plan, scenario: Scenario) -> None:
+    """Refuse a global batch that the scenario excludes, or whose learning rate is unknown."""
+    batch, training = plan.global_batch, scenario.training
+    if plan.noise_scale is not None and not 0 < plan.noise_scale < inf:
+        raise InputError(
+            f"a noise scale of {plan.noise_scale:g} samples is not allowed",
+            where="noise_scale",
+            valid="give a finite number above zero, or leave it out",
+        )
+    if batch == training.global_batch:
+        return
+    limits, problem = training.batch, f"the microbatches add up to {batch} samples"
+    if limits is None:
+        valid = f"scenario '{scenario.name}' trains with a global batch of {training.global_batch}"
+        raise InputError(problem, where="pipelines", valid=valid)
+    if not limits.smallest <= batch <= limits.largest:
+        valid = f"scenario '{scenario.name}' allows global batches from {limits.smallest} to {limits.largest}"
+        raise InputError(problem, where="pipelines", valid=valid)
+    if plan.synchronisation.method != "allreduce":
+        raise InputError(
+            f"the global batch of {batch} samples is not the scenario's, but pipelines train without a barrier",
+            where="synchronisation.method",
+            valid=f"use the method 'allreduce', or a global batch of {training.global_batch}",
+        )
+    if limits.rate_rule == "adascale" and plan.noise_scale is None:
+        raise InputError(
+            f"the learning rate of a global batch of {batch} samples is unknown: the rule 'adascale' needs the "
+            "gradient noise scale",
+            where="noise_scale",
+            valid=f"add it to the plan, or plan for the scenario's global batch of {training.global_batch}",
+        )
 
 
 def _check_effects_and_faults(scenario: Scenario) -> None:

@@ -7,7 +7,16 @@ from pydantic import Field, WithJsonSchema
 
 from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry
 from planner.scenario.data import TOKEN_TYPES, DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
-from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS, SHAPES, LearningRateSchedule, Optimizer, Training
+from planner.scenario.training import (
+    DEFAULT_PRECISION,
+    PRECISIONS,
+    RATE_RULES,
+    SHAPES,
+    BatchLimits,
+    LearningRateSchedule,
+    Optimizer,
+    Training,
+)
 from traces.common.errors import InputError, find_by_name
 
 
@@ -74,6 +83,37 @@ _FORMS = {
 }
 
 
+# A gradient noise scale in samples.
+NoiseScale = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@file_entry
+class NoisePoint:
+    """The gradient noise scale, in samples, after a number of ``samples`` of training."""
+
+    samples: Annotated[int, Field(ge=0)]
+    noise_scale: NoiseScale
+
+
+@file_entry
+class BatchEntry:
+    """Limits within which a plan or a policy chooses the global batch.
+
+    Attributes:
+        smallest: Least global batch; ``global_batch`` if absent.
+        largest: Largest global batch.
+        learning_rate: Rule by which the learning rate follows the batch: AdaScale's gain, the square root of the ratio
+            to ``global_batch``, or this ratio itself.
+        noise_scale: Gradient noise scale, in samples, that is assumed in steps in which none is measured, such as
+            simulated ones: a number, or points. If absent, batches are adapted only where the noise is measured.
+    """
+
+    smallest: Annotated[Positive | None, Field(alias="from")] = None
+    largest: Annotated[Positive, Field(alias="to")]
+    learning_rate: Annotated[str, WithJsonSchema({"enum": list(RATE_RULES)})]
+    noise_scale: NoiseScale | tuple[NoisePoint, ...] | None = None
+
+
 @file_entry
 class TrainingEntry:
     """Batch, update rule, precision, seed and data.
@@ -88,6 +128,7 @@ class TrainingEntry:
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; no limit if absent.
         noise_scale: Whether the gradient noise scale is measured.
         data: The data for runs with real compute, or the path of a file with it; the model's own data if absent.
+        batch: Limits within which a policy may change the global batch; it never changes if absent.
     """
 
     global_batch: Positive
@@ -98,6 +139,7 @@ class TrainingEntry:
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     noise_scale: bool = False
     data: DataEntry | str | None = None
+    batch: BatchEntry | None = None
 
 
 # Planning a step of more would take hours.
@@ -118,7 +160,28 @@ def read_training(part: Part) -> Training:
         raise InputError(problem, part.where("microbatch"), f"give {least} samples or more, or a smaller global batch")
     optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
     data = None if entry.data is None else read_data(part.inner("data"))
-    return Training(**{**asdict(entry), "optimizer": optimizer, "data": data})
+    limits = None if entry.batch is None else _batch_limits(entry.batch, entry.global_batch, part)
+    return Training(**{**asdict(entry), "optimizer": optimizer, "data": data, "batch": limits})
+
+
+def _batch_limits(entry: BatchEntry, global_batch: int, part: Part) -> BatchLimits:
+    given = entry.noise_scale
+    points: tuple[tuple[float, float], ...] = ()
+    if isinstance(given, tuple):
+        points = tuple((float(each.samples), each.noise_scale) for each in given)
+    elif given is not None:
+        points = ((0.0, given),)
+    try:
+        limits = BatchLimits(entry.smallest or global_batch, entry.largest, entry.learning_rate, points)
+    except InputError as error:
+        raise InputError(error.problem, part.where("batch", error.where), error.valid) from None
+    if not limits.smallest <= global_batch <= limits.largest:
+        raise InputError(
+            f"a run begins with the global batch of {global_batch} samples, which the limits exclude",
+            where=part.where("batch"),
+            valid=f"let 'from' be at most {global_batch}, and 'to' at least {global_batch}",
+        )
+    return limits
 
 
 def read_data(part: Part) -> TrainingData:

@@ -167,6 +167,8 @@ class Plan:
         synchronisation: How copies of the same layer on several devices are kept consistent.
         connections: Number of TCP connections between each pair of communicating devices in different regions.
         compression: Format of transfers between regions, one of `COMPRESSIONS`.
+        noise_scale: Gradient noise scale for which the global batch was chosen, samples, by which the learning rate may
+            follow the batch (`planner.scenario.training.rate_factor`); None if it is unknown.
         version: Version of the plan file format.
     """
 
@@ -179,6 +181,7 @@ class Plan:
     synchronisation: Synchronisation = field(default_factory=Synchronisation)
     connections: int = 1
     compression: str = "none"
+    noise_scale: float | None = None
     version: int = SCHEMA_VERSION
 
     def __hash__(self) -> int:
@@ -221,6 +224,22 @@ class Plan:
         new = replace(self.pipelines[pipeline].with_depths(in_flight), microbatches=microbatches)
         pipelines = (*self.pipelines[:pipeline], new, *self.pipelines[pipeline + 1 :])
         return replace(self, pipelines=pipelines)
+
+
+def samples_before(step: int, plans: Sequence[tuple[int, Plan]]) -> int:
+    """Return the samples of the steps before ``step``, from the first step of the first plan on.
+
+    Args:
+        step: Index of a step, not before the first step of the first plan.
+        plans: Pairs of a step and the plan from that step on; a later pair overrides earlier ones whose first step is
+            the same or later.
+    """
+    samples, end = 0, step
+    for first, plan in reversed(plans):
+        if first < end:
+            samples += (end - first) * plan.global_batch
+            end = first
+    return samples
 
 
 def equivalent_pipelines(plan: Plan, scenario: Scenario) -> list[list[int]]:

@@ -75,6 +75,7 @@ class Metrics:
 
     Attributes:
         steps: Number of finished steps.
+        samples: Number of samples of all finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
         samples_per_s: Throughput of all steps but the first, which is a warm-up; of the only step if there is just one.
         bubble_ratio: Share of the time of all devices in which they do not compute. A device's time consists of the
@@ -87,6 +88,7 @@ class Metrics:
     """
 
     steps: int
+    samples: int
     step_s: float
     samples_per_s: float
     bubble_ratio: float
@@ -108,12 +110,15 @@ def measure(record: RunRecord) -> Metrics:
     durations_s = np.diff([start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
     busy_s = _busy_s(log)
-    device_s = _device_s(plan_intervals(record, log, ends_s), start_s, ends_s[-1])
+    intervals = plan_intervals(record, log, ends_s)
+    device_s = _device_s(intervals, start_s, ends_s[-1])
+    samples = [plan.global_batch for plan in _step_plans(intervals, len(ends_s))]
     stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
     return Metrics(
         steps=len(ends_s),
+        samples=sum(samples),
         step_s=float(np.median(later_s)),
-        samples_per_s=record.plan.global_batch * len(later_s) / float(later_s.sum()),
+        samples_per_s=sum(samples[-len(later_s) :]) / float(later_s.sum()),
         bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
         utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
         wan_bytes=wan_bytes(log, record.scenario.cluster),
@@ -132,6 +137,10 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     steps = np.unique(log.columns["step"][work])
     ends_s = np.array(step_ends_s(log))
     step_s = np.diff(ends_s, prepend=log.columns["start_s"][work].min())
+    plans = _step_plans(plan_intervals(record, log, ends_s.tolist()), len(steps))
+    samples = np.array([plan.global_batch for plan in plans])
+    before = record.samples_before + np.cumsum(samples) - samples
+    rate = record.scenario.training.learning_rate
     changes: dict[int, list[str]] = {}
     for decision in record.decisions:
         changes.setdefault(decision.first_step, []).append(decision.change)
@@ -139,12 +148,27 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
         {
             "end_s": ends_s,
             "step_s": step_s,
-            "samples_per_s": record.plan.global_batch / step_s,
+            "samples": samples,
+            "samples_per_s": samples / step_s,
+            "learning_rate": [
+                rate(trained, plan.global_batch, plan.noise_scale)
+                for trained, plan in zip(before.tolist(), plans, strict=True)
+            ],
             "loss": record.losses or np.nan,
             "decision": ["; ".join(changes.get(step, ())) for step in steps.tolist()],
         },
         index=pd.Index(steps, name="step"),
     )
+
+
+def _step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
+    """Return the plan of each of a run's ``steps`` finished steps."""
+    end_step = intervals[0].first_step + steps
+    plans: list[Plan] = []
+    for number, interval in enumerate(intervals):
+        later = (each.first_step for each in intervals[number + 1 :])
+        plans += [interval.plan] * (min(later, default=end_step) - intervals[0].first_step - len(plans))
+    return plans
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from planner.adapt.gradient_noise import GradientNorms
 from planner.adapt.policy import Decision, Policy
 from planner.events.event import Event
 from planner.plan.plan import Plan
-from planner.runs.gradient_noise import GradientNorms
 from planner.scenario.scenario import Scenario
 from traces.common.units import number_text
 
@@ -41,6 +41,7 @@ class RunRecord:
         losses: Mean loss of each step; empty where nothing was trained.
         gradient_norms: Gradient norms of each step; empty where they were not measured.
         network: Network of a run on torch.distributed; None for a simulation.
+        samples_before: Samples of all steps before the run's first one, from whose checkpoint it resumed; usually 0.
         computed_on: Devices on which a run trained although the plan names devices of other kinds; else empty.
     """
 
@@ -53,15 +54,16 @@ class RunRecord:
     gradient_norms: tuple[GradientNorms, ...] = ()
     network: RealNetwork | None = None
     computed_on: str = ""
+    samples_before: int = 0
 
     @property
     def metrics(self) -> "pd.DataFrame":
         """The metrics of each step: a row per step, indexed by ``step``.
 
         Columns: ``end_s``, end of the step in seconds from the start of the run; ``step_s``, seconds since the end of
-        the preceding step; ``samples_per_s``; ``loss``, NaN where nothing was trained; and ``decision``, text on the
-        changes of plan from this step on, empty if there are none. `planner.runs.metrics.measure` returns the metrics
-        of the whole run.
+        the preceding step; ``samples``; ``samples_per_s``; ``learning_rate``; ``loss``, NaN where nothing was trained;
+        and ``decision``, text on the changes of plan from this step on, empty if there are none.
+        `planner.runs.metrics.measure` returns the metrics of the whole run.
         """
         from planner.runs.metrics import step_metrics
 

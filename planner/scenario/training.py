@@ -1,13 +1,19 @@
-"""How a model is trained: batch, precision, the update rule and its learning-rate schedule."""
+"""How a model is trained: batch, precision, the update rule and its learning rate."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 from planner.scenario.data import TrainingData
 from traces.common.errors import InputError, find_by_name
 
 SHAPES = ("constant", "linear", "cosine")
+
+# Rules by which the learning rate follows the global batch; see `rate_factor`.
+RATE_RULES = ("adascale", "sqrt", "linear")
 
 _CONSTANT = "constant"
 
@@ -56,7 +62,8 @@ DEFAULT_PRECISION = "fp32"
 class LearningRateSchedule:
     """The learning rate over the steps: a linear warm-up, followed by one of `SHAPES`.
 
-    The rate depends on the index of the step alone, so that a run can continue from any step.
+    The rate depends on the progress alone, so that a run can continue from any step. A step of the scenario's global
+    batch is progress by one step, whatever batches a policy chooses.
 
     Attributes:
         shape: Shape of the learning rate after the warm-up, one of `SHAPES`.
@@ -85,8 +92,8 @@ class LearningRateSchedule:
                 f"a final share of {self.final_share:g} is not allowed", "final_share", "give 0 to 1 of the full rate"
             )
 
-    def factor(self, step: int) -> float:
-        """Return the share of the full learning rate in a step; steps count from 0."""
+    def factor(self, step: float) -> float:
+        """Return the share of the full learning rate in a step; steps count from 0, and may be fractions."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.shape == _CONSTANT:
@@ -116,17 +123,89 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The limits within which a plan or a policy chooses the global batch.
+
+    Attributes:
+        smallest: Least global batch, samples.
+        largest: Largest global batch, samples.
+        rate_rule: Rule by which the learning rate follows the batch, one of `RATE_RULES`.
+        noise_scale: Points (samples trained, gradient noise scale in samples) of the noise scale that is assumed in
+            steps in which none is measured, such as simulated ones; in order of the samples, empty if it is unknown.
+
+    Raises:
+        InputError: The rule is unknown, the limits are reversed, or a point is not above zero or not in order.
+    """
+
+    smallest: int
+    largest: int
+    rate_rule: str
+    noise_scale: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        find_by_name(self.rate_rule, dict.fromkeys(RATE_RULES), "rule", where="learning_rate")
+        if not 1 <= self.smallest <= self.largest:
+            raise InputError(
+                f"no batch lies between {self.smallest} and {self.largest} samples", "to", "give at least 'from'"
+            )
+        counts = [count for count, _ in self.noise_scale]
+        if any(later <= earlier for earlier, later in pairwise(counts)):
+            raise InputError("the points are not in order", "noise_scale", "give increasing numbers of samples")
+
+    def assumed_noise_scale(self, samples: float) -> float | None:
+        """Return the assumed noise scale after ``samples`` samples of training, in samples; None if it is unknown.
+
+        It is linear between two points, and constant before the first and after the last one.
+        """
+        if not self.noise_scale:
+            return None
+        counts, scales = zip(*self.noise_scale, strict=True)
+        return float(np.interp(samples, counts, scales))
+
+
+def statistical_efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
+    """Return the progress per sample in a batch relative to that in the first batch, a ratio without unit.
+
+    Args:
+        batch: Global batch B, samples.
+        first_batch: First global batch B_0, samples.
+        noise_scale: Gradient noise scale N, samples; may be infinite.
+    """
+    if math.isinf(noise_scale):
+        return 1.0
+    return (first_batch + noise_scale) / (batch + noise_scale)
+
+
+def rate_factor(rule: str, batch: int, first_batch: int, noise_scale: float | None) -> float:
+    """Return the factor on the learning rate in a global batch B instead of the first one, B_0, both in samples.
+
+    It is B / B_0 by the rule ``linear``, its square root by ``sqrt``, and AdaScale's gain (arXiv 2007.05105), the
+    progress of the step in steps of B_0 samples, by ``adascale``: between 1 and B / B_0 if B is the larger one. Only
+    ``adascale`` needs the gradient noise scale, in samples, unless the batches are equal.
+    """
+    scale = batch / first_batch
+    if rule == "linear" or scale == 1:
+        return scale
+    if rule == "sqrt":
+        return math.sqrt(scale)
+    assert noise_scale is not None, "plans are checked for it"
+    return scale * statistical_efficiency(batch, first_batch, noise_scale)
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The batch, the update rule and the numerics of training.
 
     Attributes:
-        global_batch: Samples per update, summed over all pipelines.
+        global_batch: Samples per update, summed over all pipelines; with ``batch``, those for which the learning rate
+            is given, and with which strategies plan.
         microbatch: Samples per microbatch, for strategies that do not choose the size themselves; 0 if not given.
         precision: Number formats of training, one of `PRECISIONS`.
         seed: Seed of the initial parameters and of the order of the data.
         clip_norm: Limit on the Euclidean norm of the gradients of all layers together; None for no limit.
         noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
         data: The data for runs with real compute; None if the model has its own.
+        batch: Limits of the global batch; None if it is always ``global_batch``.
     """
 
     global_batch: int
@@ -137,6 +216,30 @@ class Training:
     clip_norm: float | None = None
     noise_scale: bool = False
     data: TrainingData | None = None
+    batch: BatchLimits | None = None
+
+    @property
+    def largest_batch(self) -> int:
+        """Largest global batch that a plan may have, samples."""
+        return self.global_batch if self.batch is None else self.batch.largest
+
+    @property
+    def measures_noise(self) -> bool:
+        """Whether devices that share a batch measure the gradient noise scale; an adaptive batch needs it too."""
+        return self.noise_scale or self.batch is not None
+
+    def learning_rate(self, samples_before: int, batch: int, noise_scale: float | None) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            samples_before: Samples of all steps before this one.
+            batch: Global batch of the step, samples.
+            noise_scale: Gradient noise scale for which the batch was chosen, samples; see `rate_factor`.
+        """
+        rate = self.optimizer.learning_rate * self.optimizer.schedule.factor(samples_before / self.global_batch)
+        if self.batch is None:
+            return rate
+        return rate * rate_factor(self.batch.rate_rule, batch, self.global_batch, noise_scale)
 
     @property
     def formats(self) -> Precision:

@@ -39,7 +39,7 @@ class _Loaded:
     error: RopebridgeError | None = None
 
 
-# A part of the batch of a step.
+# A part of a step's batch, and the position of the batch's first sample among all samples of training.
 _Request = tuple[int, BatchPart]
 
 
@@ -47,14 +47,16 @@ class SampleLoader:
     """Gives a rank the samples of each step, loaded ahead by ``workers`` processes.
 
     The parts of a step's batch are loaded in the order of their samples, and after them those of the following steps,
-    for which the plan is assumed to stay. Where it does not, or a step is repeated, loading begins anew. So the
-    assumption only decides how long a stage waits, never which samples it gets. The processes end with this one.
+    for which the plan, and so the size of the batch, is assumed to stay. Where it does not, or a step is repeated,
+    loading begins anew. So the assumption only decides how long a stage waits, never which samples it gets. The
+    processes end with this one.
     """
 
-    def __init__(self, data: SampleData, global_batch: int, seed: int, workers: int = 0) -> None:
+    def __init__(self, data: SampleData, seed: int, workers: int = 0) -> None:
         self._data, self._workers = data, workers
-        self._order = DataOrder(data, global_batch, seed)
-        self._step = -1
+        self._order = DataOrder(data, seed)
+        # Position of the first sample of the step's batch, and number of samples of the batch.
+        self._first, self._size = -1, 0
         self._parts: Sequence[BatchPart] = ()
         # Number of parts of the step that have not come yet.
         self._coming = 0
@@ -63,28 +65,30 @@ class SampleLoader:
         self._requests = _Requests()
         self._loader: DataLoader[tuple[BatchPart, _Loaded]] | None = None
 
-    def start_step(self, step: int, parts: Sequence[BatchPart]) -> None:
+    def start_step(self, first: int, size: int, parts: Sequence[BatchPart]) -> None:
         """Begin a step; drop what was not taken of the step before.
 
         Args:
-            step: Index of the step.
+            first: Position of the first sample of the step's batch: the samples of all steps before this one.
+            size: Number of samples of the batch.
             parts: The parts of the step's batch that the rank needs; those of equal samples are loaded once.
         """
         merged = _merged(parts)
-        goes_on = self._stream is not None and not self._coming and (step, merged) == (self._step + 1, self._parts)
-        self._step, self._parts, self._coming = step, merged, len(merged)
+        expected = (self._first + self._size, self._size, self._parts)
+        goes_on = self._stream is not None and not self._coming and (first, size, merged) == expected
+        self._first, self._size, self._parts, self._coming = first, size, merged, len(merged)
         self._here.clear()
         if not goes_on:
             self._stream = self._begin() if merged else None
         if not self._workers and isinstance(self._data, TokenSamples):
             for part in merged:
-                self._data.expect(self._order.position(step + 1, part.start), part.count)
+                self._data.expect(first + size + part.start, part.count)
 
     def inputs(self, start: int, count: int) -> torch.Tensor:
         """Return the inputs of samples ``start`` to ``start + count - 1`` of the step's batch."""
         loaded = self._loaded(start, count)
         if loaded.inputs is None:
-            return self._order.samples(self._step, start, count)[0]
+            return self._order.samples(self._first + start, count)[0]
         found, loaded.inputs = loaded.inputs, None
         return found
 
@@ -92,7 +96,7 @@ class SampleLoader:
         """Return the targets of samples ``start`` to ``start + count - 1`` of the step's batch."""
         loaded = self._loaded(start, count)
         if loaded.targets is None:
-            return self._order.samples(self._step, start, count)[1]
+            return self._order.samples(self._first + start, count)[1]
         found, loaded.targets = loaded.targets, None
         return found
 
@@ -117,7 +121,7 @@ class SampleLoader:
 
     def _begin(self) -> Iterator[tuple[BatchPart, _Loaded]]:
         """Return the parts from the present step on."""
-        self._requests.step, self._requests.parts = self._step, self._parts
+        self._requests.first, self._requests.size, self._requests.parts = self._first, self._size, self._parts
         load = _Loading(self._order)
         if not self._workers:
             return map(load.__getitem__, self._requests)
@@ -149,12 +153,12 @@ class _Requests(Sampler[_Request]):
     """The parts of a step and, without end, those of the following steps."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.first, self.size = 0, 1
         self.parts: Sequence[BatchPart] = ()
 
     def __iter__(self) -> Iterator[_Request]:
         parts = self.parts
-        return ((step, part) for step in counted(self.step) for part in parts)
+        return ((first, part) for first in counted(self.first, self.size) for part in parts)
 
 
 class _Loading(Dataset[tuple[BatchPart, _Loaded]]):
@@ -164,9 +168,9 @@ class _Loading(Dataset[tuple[BatchPart, _Loaded]]):
         self._order = order
 
     def __getitem__(self, request: _Request) -> tuple[BatchPart, _Loaded]:
-        step, part = request
+        first, part = request
         try:
-            inputs, targets = self._order.samples(step, part.start, part.count)
+            inputs, targets = self._order.samples(first + part.start, part.count)
         except RopebridgeError as error:
             # Torch would add the stack of the process to an error that leaves it.
             return part, _Loaded(error=error.with_traceback(None))

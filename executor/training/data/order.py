@@ -1,4 +1,4 @@
-"""The samples of each step, chosen by the step, the global batch and the seed only."""
+"""The samples of training, in an order that depends on the seed only."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -40,28 +40,23 @@ SampleData = EndlessData | FiniteData
 
 
 class DataOrder:
-    """Chooses the samples of each step's batch, by the step, the global batch and the seed only.
+    """Chooses the sample at each position of training, by the seed only.
 
-    So training uses the same samples with every plan, also if it resumes at any step. Sample number n of a step has the
-    position p = step * global_batch + n. `EndlessData.samples` gets the index p. A data set of N samples is read in the
-    order of `shuffled`.
+    Sample number n of a step has the position of the samples of all steps before it, plus n. So training uses the same
+    samples in the same order with every plan, whatever its batches, also if it resumes at any step.
+    `EndlessData.samples` gets the position itself. A data set of N samples is read in the order of `shuffled`.
     """
 
-    def __init__(self, data: SampleData, global_batch: int, seed: int) -> None:
-        self._global_batch = global_batch
+    def __init__(self, data: SampleData, seed: int) -> None:
         self._read: Callable[[int, int], Samples]
         if isinstance(data, FiniteData):
             self._read = lambda first, count: data.select(torch.from_numpy(shuffled(seed, first, count, data.size)))
         else:
             self._read = data.samples
 
-    def samples(self, step: int, start: int, count: int) -> Samples:
-        """Return inputs and targets of samples ``start`` to ``start + count - 1`` of a step's batch."""
-        return self._read(self.position(step, start), count)
-
-    def position(self, step: int, start: int) -> int:
-        """Return the position of sample ``start`` of a step's batch among all samples of training."""
-        return step * self._global_batch + start
+    def samples(self, first: int, count: int) -> Samples:
+        """Return inputs and targets of the samples at positions ``first`` to ``first + count - 1``."""
+        return self._read(first, count)
 
 
 def shuffled(seed: int, first: int, count: int, size: int) -> NDArray[np.int64]:

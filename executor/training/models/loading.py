@@ -156,7 +156,7 @@ def _with_sizes(
 ) -> LoadedModel:
     data: SampleData = own_data(loaded, str(code.source)) if named is None else _named_data(named, code, seed)
     with user_code(code, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
-        inputs, _ = DataOrder(data, global_batch=1, seed=seed).samples(0, 0, 1)
+        inputs, _ = DataOrder(data, seed).samples(0, 1)
         outputs = inputs.to("meta")
     with torch.device("meta"):
         model = load_model(code, seed)
@@ -205,7 +205,7 @@ def _check_loss(loaded: LoadedModel, code: Code, seed: int) -> None:
 
     Unlike the layers, the loss is computed with real tensors, since it may depend on values.
     """
-    _, targets = DataOrder(loaded.data, global_batch=1, seed=seed).samples(0, 0, 1)
+    _, targets = DataOrder(loaded.data, seed).samples(0, 1)
     output = loaded.sizes[-1].output
     with user_code(code, "'loss' fails for one sample"), torch.no_grad():
         loss = loaded.model.loss(torch.zeros(1, *output.sizes, dtype=output.dtype), targets)

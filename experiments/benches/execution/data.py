@@ -129,12 +129,12 @@ def _steps_s(record: RunRecord, steps: int) -> list[float]:
 
 def _reading_s(data: TrainingData, samples: int) -> float:
     """Return the time in which a rank with first and last stage reads a step's samples, with nothing else to do."""
-    loader = SampleLoader(open_data(data, seed=0), samples, 0, data.workers)
+    loader = SampleLoader(open_data(data, seed=0), 0, data.workers)
     parts = [BatchPart(number * SAMPLES, SAMPLES, True, True) for number in range(MICROBATCHES)]
     times_s = []
     for step in range(_READ_STEPS):
         start_s = time.perf_counter()
-        loader.start_step(step, parts)
+        loader.start_step(step * samples, samples, parts)
         for part in parts:
             loader.inputs(part.start, part.count)
             loader.targets(part.start, part.count)

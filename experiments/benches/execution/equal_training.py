@@ -37,10 +37,10 @@ def train_in_one_process(scenario: Scenario, steps: int, device: torch.device) -
     layers = nn.Sequential(*model.layers).to(device)
     rule = training.optimizer
     optimizer = torch.optim.SGD(layers.parameters(), lr=rule.learning_rate, momentum=rule.momentum)
-    data = DataOrder(own_data(model), training.global_batch, training.seed)
+    data = DataOrder(own_data(model), training.seed)
     losses = []
     for step in range(steps):
-        inputs, targets = data.samples(step, 0, training.global_batch)
+        inputs, targets = data.samples(step * training.global_batch, training.global_batch)
         optimizer.zero_grad()
         loss = model.loss(layers(inputs.to(device)), targets.to(device))
         loss.backward()  # type: ignore[no-untyped-call]

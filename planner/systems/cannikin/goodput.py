@@ -3,7 +3,7 @@
 The measure comes from Pollux (OSDI'21); Cannikin uses it too. B is the global batch and B_0 the first global batch of
 the training, in samples; T(B) is the time of a step in seconds. The gradient noise scale N = S / |G|², in samples, is
 the ratio of the variance S of one sample's gradient to the squared norm of the mean gradient G
-(`planner.runs.gradient_noise`). A step of B samples makes as much progress as gain(B) steps of B_0 samples (AdaScale,
+(`planner.adapt.gradient_noise`). A step of B samples makes as much progress as gain(B) steps of B_0 samples (AdaScale,
 arXiv 2007.05105), with scale = B / B_0::
 
     gain = (var + sqr) / (var / scale + sqr)     where var = S / B_0 and sqr = |G|²
@@ -14,27 +14,15 @@ Goodput is in samples per second, where a sample counts as much as in a step of 
 multiplied by the gain.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
+from planner.scenario.training import statistical_efficiency
+
 # Number of candidate batches, and factor by which another batch must raise the goodput: both are Cannikin's.
 CANDIDATES = 50
 LEAST_GAIN = 1.05
-
-
-def statistical_efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
-    """Return the progress per sample in a batch relative to that in the first batch, a ratio without unit.
-
-    Args:
-        batch: Global batch B, samples.
-        first_batch: First global batch B_0, samples.
-        noise_scale: Gradient noise scale N, samples; may be infinite.
-    """
-    if math.isinf(noise_scale):
-        return 1.0
-    return (first_batch + noise_scale) / (batch + noise_scale)
 
 
 def goodput_per_s(batch: float, time_s: float, first_batch: float, noise_scale: float) -> float:

@@ -58,6 +58,8 @@ class SpeedLearner:
 
     def __init__(self) -> None:
         self._points: dict[str, list[NodeTimes]] = {}
+        # Lines that were fitted since the last observation of their device.
+        self._fitted: dict[str, NodeSpeed] = {}
 
     def observe(self, device: str, times: NodeTimes) -> None:
         """Add the times of a device in one more step."""
@@ -75,6 +77,7 @@ class SpeedLearner:
         elif points and points[0].samples == times.samples and abs(times.total_s / points[-1].total_s - 1) > CHANGED:
             points = []
         self._points[device] = _remembered([*points, times])
+        self._fitted.pop(device, None)
 
     def has_line(self, device: str) -> bool:
         """Return whether a device was measured with two different numbers of samples or more."""
@@ -86,12 +89,14 @@ class SpeedLearner:
 
     def speed(self, device: str) -> NodeSpeed:
         """Return the speed fitted to all points of a device, which must have been measured before."""
-        points = self._points[device]
-        return fit_speed(
-            [point.samples for point in points],
-            [point.forward_s for point in points],
-            [point.backward_s for point in points],
-        )
+        if device not in self._fitted:
+            points = self._points[device]
+            self._fitted[device] = fit_speed(
+                [point.samples for point in points],
+                [point.forward_s for point in points],
+                [point.backward_s for point in points],
+            )
+        return self._fitted[device]
 
 
 def _remembered(points: Sequence[NodeTimes]) -> list[NodeTimes]:

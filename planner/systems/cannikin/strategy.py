@@ -3,7 +3,7 @@
 - ``cannikin`` (arXiv 2402.05302) divides the batch so that all devices end together, gradient sums included.
 - ``lb-bsp`` divides it so that all devices compute for the same time.
 - ``adaptdl`` (Pollux, OSDI'21) treats all devices as equal. The original raises the batch as the gradient gets noisier;
-  a plan keeps the scenario's batch, so only reproductions do this (`planner.systems.cannikin.goodput`).
+  a plan has the scenario's batch, which the policy of the same name changes (`planner.systems.cannikin.policy`).
 
 Assumption: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
 """
@@ -158,12 +158,12 @@ def update_s(scenario: Scenario, device: str) -> float:
 
 
 def fitting_samples(scenario: Scenario, device: str) -> int:
-    """Return the largest microbatch, up to the global batch, that fits into a device's memory with the whole model.
+    """Return the largest microbatch, up to the largest global batch, that fits into a device with the whole model.
 
     The result is in samples, and 0 if not even one sample fits.
     """
     memory_bytes = scenario.cluster.by_name[device].memory_bytes
-    return most_samples(scenario, _whole_model(scenario), scenario.training.global_batch, 1, memory_bytes)
+    return most_samples(scenario, _whole_model(scenario), scenario.training.largest_batch, 1, memory_bytes)
 
 
 def _whole_model(scenario: Scenario) -> Stage:

@@ -28,15 +28,15 @@ def _halves(row: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def write_whole(folder: CheckpointFolder, step: int) -> None:
     """As two devices do."""
-    folder.write("edge", step, f"plan of {step}", MODEL, {0: {"weight": ROWS[0] + step}})
-    folder.write("a/b", step, f"plan of {step}", MODEL, {1: _halves(ROWS[1] + step), 2: {}})
+    folder.write("edge", step, f"plan of {step}", 8 * step, MODEL, {0: {"weight": ROWS[0] + step}})
+    folder.write("a/b", step, f"plan of {step}", 8 * step, MODEL, {1: _halves(ROWS[1] + step), 2: {}})
 
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (5, 10):
         write_whole(folder, step)
-    folder.write("edge", 15, "plan of 15", MODEL, {0: {"weight": ROWS[0]}})
+    folder.write("edge", 15, "plan of 15", 120, MODEL, {0: {"weight": ROWS[0]}})
     told: list[str] = []
     found = folder.newest(MODEL, told.append)
     assert (found.step, found.plan) == (10, "plan of 10")

@@ -28,7 +28,7 @@ def train(modules: list[nn.Module], rule: UpdateRule, first: int, steps: int) ->
         for module in modules[:2]:
             inputs = module(inputs)
         inputs.square().sum().backward()
-        rule.update(step, None)
+        rule.update(0.05, None)
 
 
 def rule_of(modules: list[nn.Module], name: str) -> UpdateRule:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor.training.models.loading import TrainableModel, load_model
-from planner.runs.gradient_noise import ESTIMATORS
+from planner.adapt.gradient_noise import ESTIMATORS
 from tests.helpers.processes.training import GPT
 
 SAMPLES, STEPS = 48, 250

@@ -13,9 +13,9 @@ from executor.backend import TorchBackend
 from executor.control.results import gather_norms
 from executor.core.job import JobFolder
 from executor.training.models.loading import load_model
-from executor.training.noise_scale import LocalNorms, write_norms
+from executor.training.noise_scale import write_norms
 from experiments.runs.folder import read_record, summarise, write_record
-from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
+from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, LocalNorms, smoothed_noise
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import GPT, hybrid_plan, training_scenario
 

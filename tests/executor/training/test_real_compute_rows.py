@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from executor.core.clock import RunClock
-from executor.core.step_program import compile_plan
+from executor.core.step_program import StepProgram, compile_plan
 from executor.training.flat_state import FlatParameters
 from executor.training.models.loading import load_with_sizes
 from executor.training.optimizer import squared_norm
@@ -109,7 +109,7 @@ def test_a_step_that_broke_off_can_be_begun_again() -> None:
     expected = train_in_one_process(scenario, 3)
     for step in range(3):
         for done in (step + 2, len(program.work)):
-            rank.start_step(step, plan, program)
+            rank.start_step(StepProgram(step, plan, program, step * plan.global_batch))
             assert not rows.gradients().any()
             for work in program.work[:done]:
                 assert rank.run(work, [], ready_s=0.0, complete=lambda sync: None).outputs == []

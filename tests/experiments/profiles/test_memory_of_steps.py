@@ -65,7 +65,7 @@ def step_peak_bytes(loaded: LoadedModel, plan: Plan, scenario: Scenario, actor: 
     copies = any(sizes[layer].changes_inputs for layer in stage.layers)
     module = StageModule(layers, CPU, training.precision, copies_inputs=copies)
     parameters: list[nn.Parameter] = [each for layer in layers for each in layer.parameters()]
-    rule, data = UpdateRule(parameters, training), DataOrder(loaded.data, training.global_batch, training.seed)
+    rule, data = UpdateRule(parameters, training), DataOrder(loaded.data, training.seed)
 
     def received(layer: int) -> torch.Tensor:
         shape = sizes[layer].output
@@ -74,7 +74,7 @@ def step_peak_bytes(loaded: LoadedModel, plan: Plan, scenario: Scenario, actor: 
     def act(kind: int, microbatch: int) -> None:
         last = stage.end_layer == len(sizes)
         if kind == FORWARD:
-            inputs, targets = data.samples(0, MICROBATCH * microbatch, MICROBATCH)
+            inputs, targets = data.samples(MICROBATCH * microbatch, MICROBATCH)
             if stage.first_layer:
                 inputs = received(stage.first_layer - 1).requires_grad_()
             loss: Loss | None = (lambda outputs: loaded.model.loss(outputs, targets)) if last else None
@@ -93,7 +93,7 @@ def step_peak_bytes(loaded: LoadedModel, plan: Plan, scenario: Scenario, actor: 
             for kind, microbatch in actions:
                 if kind <= BACKWARD_WEIGHT:
                     act(kind, microbatch)
-        rule.update(0, None)
+        rule.update(0.1, None)
 
     work()
     rule.clear_gradients()

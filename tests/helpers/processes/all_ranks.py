@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.step_program import DeviceProgram, Transfer, compile_plan
+from executor.core.step_program import DeviceProgram, StepProgram, Transfer, compile_plan
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import RealCompute
 from planner.check import check_plan
@@ -39,7 +39,7 @@ def train_on_all_ranks(scenario: Scenario, plan: Plan | Callable[[int], Plan], s
         check_plan(current, scenario)
         programs = compile_plan(current, scenario)
         for device, rank in ranks.items():
-            rank.start_step(step, current, programs[device])
+            rank.start_step(StepProgram(step, current, programs[device], step * current.global_batch))
         _carry_out(ranks, programs, chance)
         _synchronise(ranks, programs)
         norm = _squared_norm(ranks, current) if scenario.training.clip_norm is not None else None

@@ -12,7 +12,7 @@ from executor.training.models.loading import load_model
 from executor.training.models.trainable import TrainableModel
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from tests.helpers.processes.training import batch
+from tests.helpers.processes.training import samples_at
 
 Numbers = list[torch.Tensor]
 
@@ -108,9 +108,10 @@ class Recursion:
 
     def _gradients(self, p: int, own: _Pipeline) -> Numbers:
         whole = self._plan.global_batch
+        batch = samples_at(self.model, own.step * whole, whole, self._training)
         first = sum(pipeline.samples for pipeline in self._plan.pipelines[:p])
         samples = self._plan.pipelines[p].samples
-        inputs, targets = (part[first : first + samples] for part in batch(self.model, own.step, self._training))
+        inputs, targets = (part[first : first + samples] for part in batch)
         mean = self.model.loss(own.layers(inputs), targets)
         self.losses += [0.0] * (own.step + 1 - len(self.losses))
         self.losses[own.step] += float(mean.detach()) * samples / whole

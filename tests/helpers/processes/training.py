@@ -99,17 +99,23 @@ class Trained:
     parameters: Mapping[str, torch.Tensor]
 
 
-def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
-    """Train the whole model on whole batches: what every plan must equal."""
+def train_in_one_process(
+    scenario: Scenario, steps: int, batches: Sequence[int] = (), factors: Sequence[float] = ()
+) -> Trained:
+    """Train the whole model on whole batches: what every plan must equal.
+
+    ``batches`` has the global batch of each step, ``factors`` those on the learning rate; the scenario's if empty.
+    """
     assert scenario.code is not None
     training = scenario.training
     model = load_model(scenario.code, training.seed)
     layers = nn.Sequential(*model.layers)
     optimizer = _optimizer(training.optimizer, layers)
     mixed = training.precision == "bf16"
-    losses = []
+    losses, trained = [], 0
     for step in range(steps):
-        inputs, targets = batch(model, step, training)
+        count = batches[step] if batches else training.global_batch
+        inputs, targets = samples_at(model, trained, count, training)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = model.loss(layers(inputs), targets)
@@ -117,8 +123,10 @@ def train_in_one_process(scenario: Scenario, steps: int) -> Trained:
         if training.clip_norm is not None:
             nn.utils.clip_grad_norm_(layers.parameters(), training.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = training.optimizer.learning_rate * training.optimizer.schedule.factor(step)
+            progress = training.optimizer.schedule.factor(trained / training.global_batch)
+            group["lr"] = training.optimizer.learning_rate * progress * (factors[step] if factors else 1.0)
         optimizer.step()
+        trained += count
         losses.append(float(loss.detach()))
     return Trained(losses, {name: value.detach() for name, value in layers.named_parameters()})
 
@@ -130,13 +138,12 @@ def _optimizer(rule: Optimizer, layers: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, momentum=rule.momentum if rule.name == "momentum" else 0.0, **settings)
 
 
-def batch(model: TrainableModel, step: int, training: Training) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the samples of a step, one by one: those of a data set in the order of its epochs' permutations."""
-    first = step * training.global_batch
+def samples_at(model: TrainableModel, first: int, count: int, training: Training) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return samples one by one from a position on: those of a data set in the order of its epochs' permutations."""
     if not hasattr(model, "select"):
-        return model.samples(first, training.global_batch)
+        return model.samples(first, count)
     indices = []
-    for position in range(first, first + training.global_batch):
+    for position in range(first, first + count):
         epoch, place = divmod(position, model.size)
         keys = np.random.Philox(key=[training.seed, epoch]).random_raw(model.size).tolist()
         indices.append(sorted(range(model.size), key=keys.__getitem__)[place])

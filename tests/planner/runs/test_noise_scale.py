@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from planner.runs.gradient_noise import ESTIMATORS, GradientNorms, NoiseEstimate, NormWeights, SmoothedNoise
+from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, NoiseEstimate, NormWeights, SmoothedNoise
 from traces.common.errors import InputError
 
 Array = NDArray[np.float64]

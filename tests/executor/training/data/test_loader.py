@@ -14,9 +14,8 @@ from executor.training.data.order import DataOrder, SampleData
 from tests.executor.training.data.test_sources import HERE, Countdown, Squares
 from traces.common.errors import InputError
 
-GLOBAL_BATCH = 12
-
-# Steps: where each begins anew, the cuts of its batch, and the parts that the rank needs, in the order of its actions.
+# Steps: where each begins anew, the cuts of its batch, which may be larger than its parts, and the parts that the rank
+# needs, in the order of its actions.
 STEPS = st.lists(
     st.tuples(
         st.sampled_from([None, None, None, 0, 3, 7]),
@@ -36,28 +35,30 @@ SOURCES = {
 
 def follow(loader: SampleLoader, data: SampleData, steps: list) -> None:
     """Do the steps as a rank would, and compare what it gets with the order of the data."""
-    order = DataOrder(data, GLOBAL_BATCH, seed=5)
-    step = -1
+    order = DataOrder(data, seed=5)
+    first = last_size = 0
     for restart, sizes, chance, is_unfinished in steps:
-        step = step + 1 if restart is None else restart
         cuts = [0, *accumulate(sizes)]
+        size = cuts[-1] + chance.randint(0, 3)
+        first = first + last_size if restart is None else 12 * restart
+        last_size = size
         parts = [BatchPart(a, b - a, chance.random() < 0.7, chance.random() < 0.7) for a, b in pairwise(cuts)]
-        loader.start_step(step, parts)
+        loader.start_step(first, size, parts)
         asked = [(part, name) for part in parts for name in ("inputs", "targets") if getattr(part, name)]
         chance.shuffle(asked)
         for part, name in asked[: len(asked) // 2] if is_unfinished else asked:
-            expected = order.samples(step, part.start, part.count)[name == "targets"]
+            expected = order.samples(first + part.start, part.count)[name == "targets"]
             assert torch.equal(getattr(loader, name)(part.start, part.count), expected)
 
 
 @given(st.sampled_from(sorted(SOURCES)), STEPS)
 def test_every_request_gets_the_samples_of_its_step(source: str, steps: list) -> None:
-    follow(SampleLoader(SOURCES[source](), GLOBAL_BATCH, 5), SOURCES[source](), steps)
+    follow(SampleLoader(SOURCES[source](), 5), SOURCES[source](), steps)
 
 
 @pytest.mark.parametrize(("source", "workers"), [("indexed", 1), ("indexed", 3), ("streamed", 1)])
 def test_so_it_does_from_processes(source: str, workers: int) -> None:
-    loader = SampleLoader(SOURCES[source](), GLOBAL_BATCH, 5, workers)
+    loader = SampleLoader(SOURCES[source](), 5, workers)
 
     @settings(max_examples=15)
     @given(STEPS)
@@ -77,10 +78,10 @@ class Failing(Squares):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_of_the_data_set_comes_where_its_sample_is_needed(workers: int) -> None:
-    loader = SampleLoader(IndexedSamples(Failing(), Path("pictures.py"), seed=5), 1, 5, workers)
+    loader = SampleLoader(IndexedSamples(Failing(), Path("pictures.py"), seed=5), 5, workers)
     failed = []
     for step in range(11):
-        loader.start_step(step, [BatchPart(0, 1, True, True)])
+        loader.start_step(step, 1, [BatchPart(0, 1, True, True)])
         try:
             loader.inputs(0, 1)
         except InputError as error:

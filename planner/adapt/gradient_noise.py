@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.plan.plan import Plan
 from traces.common.errors import InputError, find_by_name
 
 Row = NDArray[np.float64]
@@ -204,6 +205,36 @@ def _variance_matrix(batch: Row) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalNorms:
+    """One device's part of `GradientNorms`, in squared units of the gradient.
+
+    Attributes:
+        samples: b_i, the number of samples of the device.
+        local_squared_norm: |g_i|², squared norm of the mean gradient of these samples.
+        global_squared_norm: |g|², squared norm of the mean gradient of all samples of the step.
+    """
+
+    step: int
+    samples: int
+    local_squared_norm: float
+    global_squared_norm: float
+
+
+# A single device has no other gradient to compare with.
+_FEWEST_DEVICES = 2
+
+
+def has_local_norms(plan: Plan) -> bool:
+    """Return whether each device computes the gradient of the whole model, so that the devices' norms can be compared.
+
+    Devices of a tensor-parallel group do not.
+    """
+    whole = all(len(pipeline.stages) == 1 for pipeline in plan.pipelines)
+    alone = not any(replica.partners for replica in plan.replicas)
+    return plan.synchronisation.method == "allreduce" and whole and alone and len(plan.replicas) >= _FEWEST_DEVICES
+
+
+@dataclass(frozen=True, slots=True)
 class GradientNorms:
     """Squared norms of one step's mean gradients, in squared units of the gradient.
 
@@ -218,6 +249,15 @@ class GradientNorms:
     batch_sizes: tuple[int, ...]
     local_squared_norms: tuple[float, ...]
     global_squared_norm: float
+
+    @classmethod
+    def of_devices(cls, parts: Sequence[LocalNorms]) -> "GradientNorms | None":
+        """Return the norms of a step from those of its devices; None if fewer than two devices took part."""
+        if len(parts) < _FEWEST_DEVICES:
+            return None
+        samples = tuple(part.samples for part in parts)
+        local = tuple(part.local_squared_norm for part in parts)
+        return cls(parts[0].step, samples, local, parts[0].global_squared_norm)
 
     def estimate(self, estimator: str) -> NoiseEstimate:
         """Return the estimate of S and |G|² from this step; ``estimator`` is a key of `ESTIMATORS`.
