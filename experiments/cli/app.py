@@ -114,7 +114,7 @@ def reproduce(
     from experiments.verbs.bench import reproduce as verb
 
     if execute:
-        _say_whether_it_holds(execute_reproduction(name, as_json, output, tell))
+        _say_whether_it_holds(execute_reproduction(name, quick, as_json, output, tell))
     else:
         _say_whether_it_holds(verb(name, quick, as_json, output, tell))
 

@@ -114,9 +114,11 @@ def reproduce(
 
 
 def execute_reproduction(
-    name: str, as_json: bool, output: Path | None, tell: Callable[[str], None]
+    name: str, quick: bool, as_json: bool, output: Path | None, tell: Callable[[str], None]
 ) -> tuple[str, bool]:
     """Run a system and its rivals for real and in the simulator; return what to print and whether the ratios agree.
+
+    Cannikin and its rivals also train a model to a target; ``quick`` takes fewer seeds of it.
 
     ``executed.json`` is written into the folder ``output``, unless it is None.
 
@@ -124,13 +126,18 @@ def execute_reproduction(
         InputError: There is no such system, or the folder cannot be written to.
     """
     # Imported here, since it loads torch, which a simulation does not need.
+    from experiments.reproductions.cannikin.executed import execute_training
     from experiments.reproductions.executed.execution import COMPARISONS, execute, executed_check
 
     comparisons = find_by_name(name, COMPARISONS, "system")
 
     def compared() -> BenchResult:
         rows = [row for comparison in comparisons() for row in execute(comparison, tell)]
-        return BenchResult(rows, [executed_check(rows)])
+        checks = [executed_check(rows)]
+        if name == "cannikin":
+            trained = execute_training(quick, tell)
+            return BenchResult([*rows, *trained.rows], [*checks, *trained.checks])
+        return BenchResult(rows, checks)
 
     return _write(compared, as_json, output, "executed.json")
 

@@ -75,7 +75,6 @@ class Metrics:
 
     Attributes:
         steps: Number of finished steps.
-        samples: Number of samples of all finished steps.
         step_s: Median time from the end of one step to the end of the next, seconds.
         samples_per_s: Throughput of all steps but the first, which is a warm-up; of the only step if there is just one.
         bubble_ratio: Share of the time of all devices in which they do not compute. A device's time consists of the
@@ -88,7 +87,6 @@ class Metrics:
     """
 
     steps: int
-    samples: int
     step_s: float
     samples_per_s: float
     bubble_ratio: float
@@ -112,11 +110,10 @@ def measure(record: RunRecord) -> Metrics:
     busy_s = _busy_s(log)
     intervals = plan_intervals(record, log, ends_s)
     device_s = _device_s(intervals, start_s, ends_s[-1])
-    samples = [plan.global_batch for plan in _step_plans(intervals, len(ends_s))]
+    samples = [plan.global_batch for plan in step_plans(intervals, len(ends_s))]
     stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
     return Metrics(
         steps=len(ends_s),
-        samples=sum(samples),
         step_s=float(np.median(later_s)),
         samples_per_s=sum(samples[-len(later_s) :]) / float(later_s.sum()),
         bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
@@ -137,7 +134,7 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     steps = np.unique(log.columns["step"][work])
     ends_s = np.array(step_ends_s(log))
     step_s = np.diff(ends_s, prepend=log.columns["start_s"][work].min())
-    plans = _step_plans(plan_intervals(record, log, ends_s.tolist()), len(steps))
+    plans = step_plans(plan_intervals(record, log, ends_s.tolist()), len(steps))
     samples = np.array([plan.global_batch for plan in plans])
     before = record.samples_before + np.cumsum(samples) - samples
     rate = record.scenario.training.learning_rate
@@ -161,7 +158,7 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     )
 
 
-def _step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
+def step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
     """Return the plan of each of a run's ``steps`` finished steps."""
     end_step = intervals[0].first_step + steps
     plans: list[Plan] = []
@@ -169,6 +166,13 @@ def _step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
         later = (each.first_step for each in intervals[number + 1 :])
         plans += [interval.plan] * (min(later, default=end_step) - intervals[0].first_step - len(plans))
     return plans
+
+
+def trained_samples(record: RunRecord) -> int:
+    """Return the number of samples of all finished steps of a run, each of which may have another global batch."""
+    log = as_log(record.events)
+    ends_s = step_ends_s(log)
+    return sum(plan.global_batch for plan in step_plans(plan_intervals(record, log, ends_s), len(ends_s)))
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:

@@ -181,7 +181,7 @@ def rate_factor(rule: str, batch: int, first_batch: int, noise_scale: float | No
 
     It is B / B_0 by the rule ``linear``, its square root by ``sqrt``, and AdaScale's gain (arXiv 2007.05105), the
     progress of the step in steps of B_0 samples, by ``adascale``: between 1 and B / B_0 if B is the larger one. Only
-    ``adascale`` needs the gradient noise scale, in samples, unless the batches are equal.
+    ``adascale`` needs ``noise_scale``, the gradient noise scale in samples, and not if the batches are equal.
     """
     scale = batch / first_batch
     if rule == "linear" or scale == 1:

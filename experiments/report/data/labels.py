@@ -63,6 +63,13 @@ def plan_at(record: RunRecord, step: int) -> Plan:
     return next(decided, record.plan)
 
 
+def batch_text(record: RunRecord) -> str:
+    """Return the samples of a step as text, or the least and the most if the plans of the run differ in them."""
+    batches = {record.plan.global_batch, *(decision.plan.global_batch for decision in record.decisions)}
+    least, most = min(batches), max(batches)
+    return f"{least} samples per step" if least == most else f"{least} to {most} samples per step"
+
+
 def device_names(record: RunRecord, first_step: int, end_step: int) -> Mapping[str, str]:
     """Return the devices that work in the steps from ``first_step`` to ``end_step - 1``, in plan order.
 

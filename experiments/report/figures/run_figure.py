@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from experiments.report.data.gantt_rows import GanttRows, choose_steps, gantt_rows
-from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES
+from experiments.report.data.labels import GREY, LIGHT_GREY, WORK_STYLES, batch_text
 from experiments.report.data.run_view import RunView, run_views, shown_links
 from experiments.report.figures.decisions import draw_decisions, list_decisions, listed_inches
 from experiments.report.figures.gantt import draw_gantt, number_bars
@@ -127,7 +127,7 @@ def _draw_title(figure: SubFigure, runs: Sequence[RunView]) -> None:
     facts = (
         f"strategy {', '.join(dict.fromkeys(run.record.plan.strategy for run in runs))}",
         f"schedule {', '.join(dict.fromkeys(run.record.plan.schedule for run in runs))}",
-        f"{plan.global_batch} samples per step on {len(plan.devices)} devices",
+        f"{batch_text(runs[0].record)} on {len(plan.devices)} devices",
         f"policy decisions: {' / '.join(str(len(run.record.decisions)) for run in runs)}",
     )
     figure.text(0.008, 0.62, scenario.name, fontsize=13, fontweight="bold", verticalalignment="center")

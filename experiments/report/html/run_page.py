@@ -9,7 +9,7 @@ from bokeh.models import Model, Range1d
 
 from experiments.report.data.bars import BAR_KINDS
 from experiments.report.data.gantt_rows import choose_steps, common_steps
-from experiments.report.data.labels import time_text
+from experiments.report.data.labels import batch_text, time_text
 from experiments.report.data.run_view import RunView, run_views
 from experiments.report.html.document import BUBBLE, document
 from experiments.report.html.gantt import known_json, pipeline_gantt, pipeline_overview
@@ -114,7 +114,7 @@ def _facts(runs: Sequence[RunView]) -> list[str]:
     return [
         f"model {scenario.model.name}",
         f"{_counted(len(plan.devices), 'device')} in {_counted(regions, 'region')}",
-        f"{plan.global_batch} samples per step",
+        batch_text(runs[0].record),
         "strategy " + ", ".join(dict.fromkeys(run.record.plan.strategy for run in runs)),
         "schedule " + ", ".join(dict.fromkeys(run.record.plan.schedule for run in runs)),
     ]

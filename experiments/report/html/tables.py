@@ -8,6 +8,7 @@ import numpy as np
 from experiments.report.data.decisions import reasons
 from experiments.report.data.labels import cost_text, memory_text, size_text, time_text
 from experiments.report.data.run_view import RunView
+from planner.runs.metrics import trained_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def _run_cells(run: RunView, first: RunView) -> tuple[str, ...]:
     record, metrics = run.record, run.metrics
     emulator = f", links: {record.network.emulator}" if record.network is not None else ""
     device = f", on {record.computed_on} instead of the plan's devices" if record.computed_on else ""
-    samples = metrics.steps * record.plan.global_batch
+    samples = trained_samples(record)
     peaks = run.peak_bytes
     fullest = max(peaks, key=lambda name: peaks[name])
     losses = record.losses

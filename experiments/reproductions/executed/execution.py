@@ -29,7 +29,7 @@ from experiments.reproductions.cloudless.settings import (
 from experiments.reproductions.deepcee.scenarios import deepcee_scenario
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
-from planner.runs.metrics import measure
+from planner.runs.metrics import measure, trained_samples
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import WIDE_AREA_TCP, Effects
@@ -164,7 +164,7 @@ def executed_check(rows: Sequence[Row]) -> Check:
 def _rate(comparison: Comparison, record: RunRecord) -> float:
     metrics = measure(record)
     if comparison.per_dollar:
-        return record.plan.global_batch * metrics.steps / metrics.cost_usd
+        return trained_samples(record) / metrics.cost_usd
     return metrics.samples_per_s
 
 

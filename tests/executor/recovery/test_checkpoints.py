@@ -155,4 +155,4 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000005").write_text("a file where a folder should be")
     with pytest.raises(RunError, match=r"checkpoint .*/edge.safetensors: .*earlier checkpoints are complete"):
-        CheckpointFolder(tmp_path).write("edge", 5, "plan", MODEL, {0: {"weight": ROWS[0]}})
+        CheckpointFolder(tmp_path).write("edge", 5, "plan", 40, MODEL, {0: {"weight": ROWS[0]}})

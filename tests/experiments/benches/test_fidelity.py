@@ -97,15 +97,7 @@ def outcome(case: Case, simulated: float, real: Sequence[float], decisions: int 
 
 
 METRICS = Metrics(
-    steps=1,
-    samples=1,
-    step_s=1.0,
-    samples_per_s=1.0,
-    bubble_ratio=0.0,
-    utilisation={},
-    wan_bytes=0,
-    cost_usd=0.0,
-    staleness=0.0,
+    steps=1, step_s=1.0, samples_per_s=1.0, bubble_ratio=0.0, utilisation={}, wan_bytes=0, cost_usd=0.0, staleness=0.0
 )
 
 

@@ -61,6 +61,32 @@ BAD_SCENARIOS = {
         [("microbatch: 2}", "microbatch: 2, clip_norm: 0}")],
         ["small.yaml:13", "training.clip_norm", "greater than 0"],
     ),
+    "an unknown rule of the rate": (
+        [("microbatch: 2}", "microbatch: 2, batch: {to: 32, learning_rate: adascal}}")],
+        ["small.yaml:13", "training.batch.learning_rate", "unknown rule 'adascal'", "did you mean 'adascale'"],
+    ),
+    "limits without the batch": (
+        [("microbatch: 2}", "microbatch: 2, batch: {from: 16, to: 32, learning_rate: sqrt}}")],
+        ["small.yaml:13", "training.batch", "begins with the global batch of 8 samples", "let 'from' be at most 8"],
+    ),
+    "limits in reverse": (
+        [("microbatch: 2}", "microbatch: 2, batch: {to: 4, learning_rate: sqrt}}")],
+        ["small.yaml:13", "training.batch.to", "no batch lies between 8 and 4", "at least 'from'"],
+    ),
+    "a batch without a rule": (
+        [("microbatch: 2}", "microbatch: 2, batch: {to: 32}}")],
+        ["small.yaml:13", "the key 'learning_rate' is missing"],
+    ),
+    "noise in no order": (
+        [
+            (
+                "microbatch: 2}",
+                "microbatch: 2, batch: {to: 32, learning_rate: sqrt, noise_scale: [{samples: 9, noise_scale: 5}, "
+                "{samples: 9, noise_scale: 6}]}}",
+            )
+        ],
+        ["small.yaml:13", "training.batch.noise_scale", "the points are not in order", "increasing"],
+    ),
     "a rate that never falls": (
         [("microbatch: 2}", "microbatch: 2, optimizer: {schedule: {shape: linear}}}")],
         ["small.yaml:13", "optimizer.schedule.decay_steps", "0 steps of decay", "1 step or more"],
