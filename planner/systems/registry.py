@@ -18,7 +18,7 @@ from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.strategy import auto
 from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
-from planner.systems.cannikin.policy import AdaptdlPolicy, CannikinPolicy, LbBspPolicy
+from planner.systems.cannikin.policy import CannikinPolicy
 from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
 from planner.systems.cloudless.policy import CloudlessPolicy
 from planner.systems.cloudless.strategy import cloudless, greedy
@@ -50,7 +50,6 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
     "none": None,
-    "adaptdl": AdaptdlPolicy,
     "asteroid-replay": AsteroidReplay,
     "auto": AutoPolicy,
     "cannikin": CannikinPolicy,
@@ -58,7 +57,6 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
     "deepcee": DeepceePolicy,
     "depth": DepthPolicy,
     "heavy-rescheduling": HeavyRescheduling,
-    "lb-bsp": LbBspPolicy,
 }
 
 

@@ -18,9 +18,11 @@ from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import BatchLimits
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted as ScriptedPlans
 from tests.helpers.strategies.timeless_rows import rows
 from traces.trace import LinkTrace
 
@@ -109,6 +111,29 @@ def test_nothing_starts_before_what_it_needs_has_been_sent(backend: str) -> None
 
 def test_both_write_the_same_rows() -> None:
     assert rows(recorded("simulated")) == rows(recorded("paced"))
+
+
+def test_both_change_the_global_batch_and_tell_its_learning_rate_alike() -> None:
+    """Stages with unequal replicas; the noise scale is assumed to rise, and a policy sees it at the step's samples."""
+    plain, plan = hybrid()
+    limits = BatchLimits(8, 32, "adascale", ((0, 10.0), (200, 210.0)))
+    scenario = replace(plain, training=replace(plain.training, batch=limits))
+    larger = replace(plan.with_microbatches(0, (6, 6, 6, 6, 5), (3, 2, 1)), noise_scale=20.0)
+    smaller = replace(plan.with_microbatches(0, (4, 4), (2, 2, 1)), noise_scale=40.0)
+    batches, policies = (16, 16, 29, 29, 8, 8, 8), [ScriptedPlans({0: larger, 2: smaller}) for _ in BACKENDS]
+    records = [
+        backend().run(scenario, plan, policy, len(batches))
+        for backend, policy in zip(BACKENDS.values(), policies, strict=True)
+    ]
+    assert rows(records[0]) == rows(records[1])
+    for record, policy in zip(records, policies, strict=True):
+        assert tuple(record.metrics["samples"]) == batches
+        before = [sum(batches[:step]) for step in range(len(batches))]
+        assert [seen.samples_before for seen in policy.seen] == before
+        assert [seen.noise.noise_scale for seen in policy.seen if seen.noise] == [10.0 + each for each in before]
+    rates = [list(record.metrics["learning_rate"]) for record in records]
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) == 3
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,13 @@ from executor.training.models.loading import load_with_sizes
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.models.digits import build
 from planner.adapt.adaptation import NOISE_ESTIMATOR
+from planner.adapt.policy import Policy
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import BatchLimits, Optimizer, Training
+from planner.systems.cannikin.policy import AdaptdlPolicy, CannikinPolicy, LbBspPolicy
 from planner.systems.cannikin.strategy import adaptdl, plan_of_samples
-from planner.systems.registry import make_policy
 
 # Seconds of forward and backward for one sample, by device; and the fixed part of a step.
 SAMPLE_S: Mapping[str, float] = {"a5000": 0.8e-3, "a4000": 1.16e-3, "p4000": 4.2e-3}
@@ -53,8 +54,13 @@ TARGET_LOSS, WINDOW_SAMPLES = 0.1, 1438
 SEEDS, STEPS = 8, 420
 QUICK_SEEDS = 2
 
-# Each system: its policy, all of which begin with the same even shares.
-POLICIES: Mapping[str, str] = {"ddp": "none", "lb-bsp": "lb-bsp", "adaptdl": "adaptdl", "cannikin": "cannikin"}
+# Each system: its policy; all begin with the same even shares, which DDP keeps.
+POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
+    "ddp": None,
+    "lb-bsp": LbBspPolicy,
+    "adaptdl": AdaptdlPolicy,
+    "cannikin": CannikinPolicy,
+}
 
 # Published shares of the rivals' training time that Cannikin saves.
 CLAIMED: Mapping[str, float] = {"ddp": 0.85, "adaptdl": 0.52}
@@ -118,7 +124,8 @@ def train(system: str, seed: int, steps: int = STEPS) -> TrainedRun:
     with TemporaryDirectory() as folder:
         parameters = Path(folder) / "parameters.safetensors"
         backend = TorchBackend("real", parameters=parameters, on_this_device=True, at_profile_speed=True)
-        record = backend.run(scenario, adaptdl(scenario), make_policy(POLICIES[system], scenario), steps)
+        policy = POLICIES[system]
+        record = backend.run(scenario, adaptdl(scenario), None if policy is None else policy(scenario), steps)
         trained = load_file(parameters)
     model = build(**_ARGUMENTS)
     nn.Sequential(*model.layers).load_state_dict(trained)

@@ -1,4 +1,4 @@
-"""Policies ``cannikin``, ``adaptdl`` and ``lb-bsp``: shares, and the global batch, follow what is observed.
+"""Policy ``cannikin``, and its rivals for reproductions: shares, and the global batch, follow what is observed.
 
 The method is that of Cannikin (arXiv 2402.05302). The policy starts from any plan of one stage and learns speeds from
 the observed steps (`planner.systems.cannikin.speed_learning`). It changes to the shares of OptPerf
@@ -214,14 +214,14 @@ class CannikinPolicy:
 
 
 class AdaptdlPolicy(CannikinPolicy):
-    """The policy ``adaptdl`` (Pollux, OSDI'21): the batch of the highest goodput, with equal shares of all devices."""
+    """AdaptDL (Pollux, OSDI'21) at run time: the batch of the highest goodput, with equal shares of all devices."""
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         return even_cut(batch, len(devices))
 
 
 class LbBspPolicy(CannikinPolicy):
-    """The policy ``lb-bsp``: shares with which all devices compute for the same time, and always the same batch."""
+    """LB-BSP at run time: shares with which all devices compute for the same time, and always the same batch."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)

@@ -3,7 +3,7 @@
 - ``cannikin`` (arXiv 2402.05302) divides the batch so that all devices end together, gradient sums included.
 - ``lb-bsp`` divides it so that all devices compute for the same time.
 - ``adaptdl`` (Pollux, OSDI'21) treats all devices as equal. The original raises the batch as the gradient gets noisier;
-  a plan has the scenario's batch, which the policy of the same name changes (`planner.systems.cannikin.policy`).
+  a plan has the scenario's batch, which only `planner.systems.cannikin.policy.AdaptdlPolicy` changes.
 
 Assumption: all three use the same buckets and rules for microbatches, so that they differ in the division alone.
 """
