@@ -11,7 +11,7 @@ from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from experiments.runs.folder import read_record, write_record
 from planner.adapt.gradient_noise import GradientNorms
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import BatchLimits, LearningRateSchedule, Optimizer
@@ -51,7 +51,9 @@ def scenario_of(rule: str, code: ModelCode, optimizer: Optimizer, clip_norm: flo
 
 def plan_of(scenario: Scenario, microbatches: Sequence[int], shares: Sequence[float], noise: float | None) -> Plan:
     stage = [(len(scenario.model.layers), shares)]
-    return replace(hybrid_plan(scenario, "1f1b", [(stage, microbatches)]), noise_scale=noise)
+    plan = hybrid_plan(scenario, "1f1b", [(stage, microbatches)])
+    # A bucket for each layer, whose sums overlap with the backward.
+    return replace(plan, noise_scale=noise, synchronisation=Synchronisation(bucket_bytes=1))
 
 
 def policy_of(scenario: Scenario) -> tuple[Plan, Scripted]:
@@ -67,7 +69,7 @@ def expected(scenario: Scenario, rule: str) -> Trained:
 
 WARM_UP = LearningRateSchedule("cosine", 2, 12, 0.1)
 CASES = {
-    # Overlapped sums, and a data set that ends within a batch.
+    # A data set that is read in epochs.
     "adascale": (DIGITS, Optimizer("momentum", 0.05, schedule=WARM_UP), None),
     "linear": (GPT, Optimizer("sgd", 0.05), 0.5),
     "sqrt": (GPT, Optimizer("adamw", 0.001), None),

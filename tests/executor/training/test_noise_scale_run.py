@@ -16,6 +16,7 @@ from executor.training.models.loading import load_model
 from executor.training.noise_scale import write_norms
 from experiments.runs.folder import read_record, summarise, write_record
 from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, LocalNorms, smoothed_noise
+from planner.plan.plan import Synchronisation
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import GPT, hybrid_plan, training_scenario
 
@@ -29,10 +30,13 @@ CLIP_NORM = 0.5
 SAMPLES = ((0, 5), (1, 2, 3, 4, 6, 7, 8), (9, 10, 11))
 
 
-def test_ranks_with_unequal_batches_measure_the_norms_of_their_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bucket_bytes", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_ranks_with_unequal_batches_measure_the_norms_of_their_samples(bucket_bytes: int, tmp_path: Path) -> None:
+    """With buckets, sums begin while other gradients are still to come."""
     plain = training_scenario(GPT, 3)
     scenario = replace(plain, training=replace(plain.training, noise_scale=True, clip_norm=CLIP_NORM))
     plan = hybrid_plan(scenario, "1f1b", [([(6, [1.0, 3.0])], [5, 4]), ([(6, [1.0])], [3])])
+    plan = replace(plan, synchronisation=Synchronisation(bucket_bytes=bucket_bytes))
     record = TorchBackend("real").run(scenario, plan, None, STEPS)
     expected = norms_in_one_process(scenario)
     assert [norms.step for norms in record.gradient_norms] == list(range(STEPS))
