@@ -16,6 +16,7 @@ from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import BatchLimits, LearningRateSchedule, Optimizer
 from tests.helpers.processes.training import (
+    CONVOLUTIONAL,
     GPT,
     MODELS,
     Trained,
@@ -72,7 +73,8 @@ CASES = {
     # A data set that is read in epochs.
     "adascale": (DIGITS, Optimizer("momentum", 0.05, schedule=WARM_UP), None),
     "linear": (GPT, Optimizer("sgd", 0.05), 0.5),
-    "sqrt": (GPT, Optimizer("adamw", 0.001), None),
+    # Not with attention: the keys' bias has a gradient of rounding errors alone, which AdamW makes large.
+    "sqrt": (CONVOLUTIONAL, Optimizer("adamw", 0.001), None),
 }
 
 

@@ -163,7 +163,7 @@ def test_samples_before_a_step_are_those_of_each_step_before(changes: list[tuple
 
 
 @given(
-    st.none()
+    limits=st.none()
     | st.builds(
         BatchLimits,
         st.integers(1, 9),
