@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.reproductions.cannikin.executed import (
-    FIRST_BATCH,
     LARGEST_BATCH,
     TARGET_LOSS,
     WINDOW_SAMPLES,
+    Setting,
     first_step_at,
     noise_error,
     ratio_interval,
@@ -48,8 +48,8 @@ def test_the_interval_is_that_of_a_paired_t_test(times: list[tuple[float, float]
 
 @pytest.mark.slow
 def test_a_run_of_cannikin_changes_batch_and_shares_within_limits() -> None:
-    run = train("cannikin", 0, 40)
-    assert FIRST_BATCH < run.largest_batch <= LARGEST_BATCH
+    run = train(Setting(16, 0.01, 40, 40), "cannikin", 0)
+    assert 16 < run.largest_batch <= LARGEST_BATCH
     assert run.time_s == math.inf
     assert 0.1 < run.accuracy < 1
 
