@@ -69,6 +69,7 @@ class TorchBackend:
         on_this_device: Whether real compute may use a device of another kind than the scenario gives.
         at_profile_speed: Whether each action of real compute lasts as long as the profile says, where this machine is
             quicker: so that its processes train as the unequal devices of the scenario would.
+        allow_nan: Whether a run goes on with a loss or parameters that are not finite.
         watch: Called with the progress of each step as soon as all ranks have finished the step.
         tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
@@ -85,6 +86,7 @@ class TorchBackend:
     hosts: Hosts | None = None
     on_this_device: bool = False
     at_profile_speed: bool = False
+    allow_nan: bool = False
     watch: ProgressCallback | None = None
     tell: Callable[[str], None] = lambda _: None
 
@@ -128,6 +130,7 @@ class TorchBackend:
             is_watched=is_watched,
             on_this_device=self.on_this_device,
             at_profile_speed=self.at_profile_speed,
+            allows_nan=self.allow_nan,
         )
         if checkpoints is not None:
             config = replace(
@@ -148,7 +151,8 @@ class TorchBackend:
             driver = PolicyDriver(
                 plan, first_step, first_sample, names, adaptation, check, rows, watch, self.tell, steps
             )
-            run_job(job, devices, driver if config.is_steered else None)
+            with _naming_checkpoint(checkpoints):
+                run_job(job, devices, driver if config.is_steered else None)
             driver.end()
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
@@ -216,6 +220,23 @@ def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:
     from executor.recovery.checkpoints import CheckpointFolder
 
     return CheckpointFolder(checkpoints.folder).held()
+
+
+@contextmanager
+def _naming_checkpoint(checkpoints: CheckpointConfig | None) -> Iterator[None]:
+    """Return a context that adds the newest complete checkpoint to a `RunError`; all processes have ended then."""
+    try:
+        yield
+    except RunError as error:
+        if checkpoints is not None:
+            from executor.recovery.checkpoints import CheckpointFolder
+
+            step = CheckpointFolder(checkpoints.folder).newest_step()
+            error.add_note(
+                f"last good checkpoint in {checkpoints.folder}: "
+                + ("none is complete" if step is None else f"step {step}, from which '--resume' goes on")
+            )
+        raise
 
 
 def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emulator:

@@ -217,6 +217,7 @@ def run(
     compute: Literal["real", "paced"] = "real",
     emulate_wan: bool = False,
     on_this_device: bool = False,
+    allow_nan: bool = False,
     folder: AnyPath | None = None,
 ) -> "RunRecord":
     """Run a plan on this machine in real processes, one for each device.
@@ -230,6 +231,7 @@ def run(
             and takes the profiled times.
         emulate_wan: Whether to emulate the links and their traces between the processes.
         on_this_device: Whether real compute may use a device of another kind than the plan names.
+        allow_nan: Whether to train on if the loss or a parameter is NaN or infinite.
         folder: A new run folder to write, which `read_run` and the command read; None writes nothing.
 
     Raises:
@@ -245,7 +247,7 @@ def run(
 
     chosen = _scenario(scenario)
     emulator = "auto" if emulate_wan else "none"
-    backend = real_backend(compute, emulator=emulator, on_this_device=on_this_device, tell=tell)
+    backend = real_backend(compute, emulator=emulator, on_this_device=on_this_device, allow_nan=allow_nan, tell=tell)
     return carry_out(chosen, _plan(plan, chosen), policy, steps, _path(folder), backend)
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Never
 
 from executor.core.job import JobFolder
+from planner.systems.user_code import described, raised_at
 from traces.common.errors import InputError, RopebridgeError, RunError
 
 
@@ -82,15 +83,18 @@ class RankFailure:
         return self.follows < _LOST_PEER
 
     @classmethod
-    def of_error(cls, name: str, error: Exception) -> "RankFailure":
-        """Return the failure of a rank that has raised an error."""
+    def of_error(cls, name: str, error: BaseException) -> "RankFailure":
+        """Return the failure of a rank that has raised an error; one of the user's code names its line."""
+        if not isinstance(error, RopebridgeError):
+            if (place := raised_at(error)) is not None:
+                return cls(f"{name}: {place}: {described(error)}")
+            trace = "".join(traceback.format_exception(error))
+            return cls(f"{name}: {str(error) or type(error).__name__}", trace=trace)
         shared = isinstance(error, SharedRunError | SharedInputError)
-        message = str(error) or type(error).__name__
         return cls(
-            message if shared else f"{name}: {message}",
+            str(error) if shared else f"{name}: {error}",
             _LOST_PEER if isinstance(error, PeerLostError) else int(shared),
             isinstance(error, InputError),
-            "" if isinstance(error, RopebridgeError) else "".join(traceback.format_exception(error)),
         )
 
     @classmethod
@@ -115,7 +119,7 @@ class RankFailure:
         return error
 
 
-def give_up(job: JobFolder, rank: int, name: str, error: Exception) -> Never:
+def give_up(job: JobFolder, rank: int, name: str, error: BaseException) -> Never:
     """Write the failure to the rank's error file, and end this process; the agent sends the file to the head."""
     failure = RankFailure.of_error(name, error)
     partial = job.of_rank("error", rank).with_suffix(f".{threading.get_ident()}")

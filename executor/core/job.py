@@ -74,6 +74,7 @@ class RunConfig:
         is_watched: Whether the launcher shows each step as soon as the step is finished.
         on_this_device: Whether real compute may use a device of another kind than the scenario gives.
         at_profile_speed: Whether real compute lasts as long as the profile says, where this device is quicker.
+        allows_nan: Whether the run goes on with a loss or parameters that are not finite.
     """
 
     compute: ComputeMode
@@ -91,6 +92,7 @@ class RunConfig:
     is_watched: bool = False
     on_this_device: bool = False
     at_profile_speed: bool = False
+    allows_nan: bool = False
 
     @property
     def is_steered(self) -> bool:

@@ -31,6 +31,7 @@ class HostedRun:
         backup_every: Number of steps between two copies of the state in memory; 0 if a lost host ends the run.
         checkpoint: Folder for checkpoints, which all hosts can access; empty for none.
         on_this_device: Whether hosts may train on devices of other kinds than the scenario gives.
+        allow_nan: Whether the job goes on with a loss or parameters that are not finite.
     """
 
     compute: ComputeMode
@@ -40,6 +41,7 @@ class HostedRun:
     checkpoint: str
     checkpoint_every: int
     on_this_device: bool = False
+    allow_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

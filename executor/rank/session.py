@@ -15,6 +15,7 @@ from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
 from executor.rank.telemetry import write_sample
+from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
@@ -248,6 +249,8 @@ class Session:
             write_sample(context.samples, step, context.clock.now_s())
 
         def note_loss(step: int, loss: float) -> None:
+            if not config.run.allows_nan:
+                check_loss(loss, step, config.run.steps, plan, config.device)
             if publisher is not None:
                 publisher.note_loss(step, loss)
             context.loss_steps.append(step)

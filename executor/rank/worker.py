@@ -45,6 +45,7 @@ from executor.transport.rendezvous import ProcessGroups, check_interface, connec
 from executor.wan.testbed import enter_device_network
 from planner.events.event import to_table
 from planner.scenario.scenario import HuggingFaceCode
+from planner.systems.user_code import without_exit
 from traces.common.errors import InputError, RunError
 
 # Timeout of the barrier at the end: other ranks may train for hours. The loss of a peer ends the barrier in seconds.
@@ -292,15 +293,16 @@ class Rank:
 
 
 @contextmanager
-def _saying_why(end: Callable[[Exception], None]) -> Iterator[None]:
-    """Return a context that calls ``end``, which ends this process, with any error."""
+def _saying_why(end: Callable[[BaseException], None]) -> Iterator[None]:
+    """Return a context that calls ``end``, which ends this process, with any error, `SystemExit` included.
+
+    Otherwise the rank would end without a message, and the cause would seem to be on other ranks.
+    """
     try:
-        yield
-    except Exception as error:
+        with without_exit():
+            yield
+    except BaseException as error:
         end(error)
-    except SystemExit as error:
-        # Without this the rank would end without a message, and the cause would seem to be on other ranks.
-        end(RunError(f"the model's code ended the process: SystemExit({error.code!r})"))
 
 
 def _device(job: JobFolder, rank: int) -> str:

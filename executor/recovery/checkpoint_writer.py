@@ -13,6 +13,7 @@ from executor.core.step_program import StepProgram
 from executor.recovery.backups import one_layer
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.finite import check_state
 from executor.training.flat_state import named_state
 from executor.training.real_compute import Compute
 from planner.files.plan import plan_json
@@ -34,7 +35,7 @@ class Checkpointing:
         run: The configuration of the job, with the folder and the interval of checkpoints.
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
         layers: The layers of the whole model, of whose tensors the names and shapes are used.
-        failed: Called in the writing thread with the error if a file cannot be written.
+        failed: Called in the writing thread with the error if a file cannot be written, or the state is not finite.
     """
 
     _run: RunConfig
@@ -83,6 +84,9 @@ class Checkpointing:
         try:
             while (part := self._parts.get()) is not None:
                 step, plan, samples, layers = part
+                if not self._run.allows_nan:
+                    buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
+                    check_state(layers, buffers, step)
                 self._folder.write(self._device, step, plan_json(plan), samples, self._model, layers)
                 if 0 in layers:
                     self._folder.drop_old(self._run.first_step, step)

@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -132,6 +132,16 @@ class CheckpointFolder:
             where=str(self.path),
             valid="the folder given as '--checkpoint' to an earlier run; to start at step 0, leave out '--resume'",
         )
+
+    def newest_step(self) -> int | None:
+        """Return the step of the newest checkpoint with a file for each layer; None if there is none."""
+        for step in reversed(self.steps):
+            with suppress(DamagedError):
+                headers = list(map(read_header, self.parts(step)))
+                layers = {layer for header in headers for layer in header.digests}
+                if headers and layers == set(range(len(headers[0].model))):
+                    return step
+        return None
 
     def of_step(self, step: int, model: tuple[str, ...]) -> Checkpoint:
         """Return the checkpoint of a step, or raise `InputError` if it is incomplete; rows are checked when read."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.options import (
+    AllowNanOption,
     BackupOption,
     CheckpointEveryOption,
     ComputeChoice,
@@ -73,6 +74,7 @@ def submit(
     policy: PolicyOption = "none",
     compute: ComputeOption = ComputeChoice.REAL,
     on_this_device: OnThisDeviceOption = False,
+    allow_nan: AllowNanOption = False,
     steps: StepsOption = 20,
     backup_every: BackupOption = 0,
     checkpoint_every: CheckpointEveryOption = None,
@@ -95,7 +97,7 @@ def submit(
     client = _client(server, token_file)
     chosen = choose_scenario(scenario)
     every = checkpoint_every or CHECKPOINT_EVERY
-    run = HostedRun(compute.value, steps, policy, backup_every, "", every, on_this_device)
+    run = HostedRun(compute.value, steps, policy, backup_every, "", every, on_this_device, allow_nan)
     planned = choose_plan(chosen, plan, strategy)
     say(verb(client, chosen, planned, run, name, checkpoint_every, as_json, tell))
 

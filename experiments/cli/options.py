@@ -93,6 +93,9 @@ StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of trai
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]
+AllowNanOption = Annotated[
+    bool, typer.Option("--allow-nan", help="Train on if the loss or a parameter is NaN or infinite; else the run ends.")
+]
 OnThisDeviceOption = Annotated[
     bool,
     typer.Option(

@@ -8,6 +8,7 @@ import typer
 
 from experiments.cli.options import (
     TARGETS,
+    AllowNanOption,
     BackupOption,
     CheckpointEveryOption,
     ComputeChoice,
@@ -51,6 +52,7 @@ def run(
         ),
     ] = None,
     on_this_device: OnThisDeviceOption = False,
+    allow_nan: AllowNanOption = False,
     backup_every: BackupOption = 0,
     checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="Folder for checkpoints.")] = None,
     checkpoint_every: CheckpointEveryOption = None,
@@ -85,6 +87,7 @@ def run(
             compute.value,
             emulator=chosen,
             on_this_device=on_this_device,
+            allow_nan=allow_nan,
             backup_every=backup_every,
             checkpoints=checkpoints,
             watch=watch,
@@ -119,6 +122,7 @@ def deploy(
     policy: PolicyOption = "none",
     compute: ComputeOption = ComputeChoice.REAL,
     on_this_device: OnThisDeviceOption = False,
+    allow_nan: AllowNanOption = False,
     steps: StepsOption = 20,
     backup_every: BackupOption = 0,
     checkpoint: Annotated[str, typer.Option(help="Folder for checkpoints, which all hosts share.")] = "",
@@ -133,7 +137,7 @@ def deploy(
 
     chosen = choose_scenario(scenario)
     every = (checkpoint_every or CHECKPOINT_EVERY) if checkpoint else 0
-    config = HostedRun(compute.value, steps, policy, backup_every, checkpoint, every, on_this_device)
+    config = HostedRun(compute.value, steps, policy, backup_every, checkpoint, every, on_this_device, allow_nan)
     say(verb(chosen, choose_plan(chosen, plan, strategy), config, target, hosts, output, submit))
 
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Never
 
 from traces.common.atomic import check_place
-from traces.common.errors import InputError, RunError
+from traces.common.errors import InputError, InterruptError, RunError
 
 
 def say(text: str) -> None:
@@ -37,8 +37,8 @@ def tell(line: str) -> None:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class CommandInterruptedError(BaseException):
-    """Raised when a signal asks the command to end; a `BaseException`, so that no handler of errors catches it."""
+class CommandInterruptedError(InterruptError):
+    """Raised when a signal asks the command to end."""
 
 
 def raise_when_interrupted() -> None:

@@ -195,6 +195,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             checkpoints=checkpoints,
             hosts=hosts,
             on_this_device=run.on_this_device,
+            allow_nan=run.allow_nan,
             watch=run_lines(tell),
             tell=tell,
         )

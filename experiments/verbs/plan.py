@@ -18,7 +18,7 @@ from planner.step.orders import plan_orders
 from planner.systems.auto.objective import OBJECTIVES, Objective
 from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import plan_for, robust_plan
-from traces.common.atomic import write_text_atomically
+from traces.common.atomic import write_text_atomically, written_together
 from traces.common.errors import InputError, unknown_name
 from traces.common.units import number_text
 
@@ -113,10 +113,11 @@ def plan(
         orders = plan_orders(made, scenario)[0]
         for_torch = to_torch_csv([orders.actions(worker) for worker in range(orders.worker_count)])
     explanation = explain(made, scenario, objective.robust) if explains else None
-    if output is not None:
-        write_plan(made, output)
-    if torch_csv is not None:
-        write_text_atomically(torch_csv, for_torch)
+    with written_together():
+        if output is not None:
+            write_plan(made, output)
+        if torch_csv is not None:
+            write_text_atomically(torch_csv, for_torch)
     if as_json:
         if explanation is None:
             return plan_json(made)

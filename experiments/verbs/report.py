@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.data.sweep_points import SweptPoints, is_sweep, read_swept_points
+from experiments.runs.console import check_targets
 from experiments.runs.folder import read_record, summarise
 from planner.runs.record import RunRecord
-from traces.common.atomic import check_place
+from traces.common.atomic import written_together
 from traces.common.errors import InputError
 from traces.common.units import number_text
 
@@ -105,9 +106,10 @@ def report_records(records: Sequence[RunRecord], names: Sequence[str], targets: 
     """
     for target in targets:
         _check_kind(target)
-        check_place(target)
-    for target in targets:
-        _write(records, names, target)
+    check_targets(targets)
+    with written_together():
+        for target in targets:
+            _write(records, names, target)
 
 
 def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
@@ -118,11 +120,11 @@ def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
         if target.suffix == ".json":
             problem = f"a sweep has no events to write into '{target}'"
             raise InputError(problem, where="--output", valid="let the name end in .html, .png or .svg")
+    check_targets(targets)
     points = read_swept_points(folders[0])
-    for target in targets:
-        check_place(target)
-    for target in targets:
-        _write_sweep(points, target)
+    with written_together():
+        for target in targets:
+            _write_sweep(points, target)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

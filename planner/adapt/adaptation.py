@@ -171,7 +171,7 @@ class Adaptation:
 
     @property
     def _name(self) -> str:
-        return type(self._policy).__name__
+        return str(getattr(self._policy, "name", type(self._policy).__name__))
 
     def _decide(self, step: int, first_step: int, old: Plan, new: Plan, migration: Migration) -> Decision:
         decision = Decision(step, first_step, new, describe_change(old, new, migration), migration)

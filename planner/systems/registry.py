@@ -5,11 +5,15 @@ of a Python file instead of a name.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
 from planner.check import check_plan
+from planner.check.types import check_types, shown
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
@@ -24,7 +28,7 @@ from planner.systems.cloudless.policy import CloudlessPolicy
 from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
-from planner.systems.user_code import load_function, user_code
+from planner.systems.user_code import call_in_time, limit_of, load_function
 from traces.common.errors import InputError, find_by_name
 
 Strategy = Callable[[Scenario], Plan]
@@ -68,12 +72,11 @@ def make_plan(strategy: str, scenario: Scenario) -> Plan:
         scenario: Model, cluster and training to plan for.
 
     Raises:
-        InputError: The name or file is unknown, the user's code fails, or `check_plan` refuses the plan.
+        InputError: The name or file is unknown; the user's code fails or takes too long; or the plan is not valid.
     """
     if strategy.endswith(".py"):
-        plan = _plan_from_file(Path(strategy), scenario)
-    else:
-        plan = find_by_name(strategy, STRATEGIES, "strategy")(scenario)
+        return _plan_from_file(Path(strategy), scenario)
+    plan = find_by_name(strategy, STRATEGIES, "strategy")(scenario)
     check_plan(plan, scenario)
     return plan
 
@@ -96,40 +99,64 @@ def make_policy(name: str, scenario: Scenario) -> Policy | None:
 
 def _plan_from_file(path: Path, scenario: Scenario) -> Plan:
     make = load_function(path, "plan", "strategy", "plan(scenario) that returns a planner.plan.plan.Plan")
-    with user_code(path, "'plan' fails", f"correct plan(scenario) in {path.name}"):
-        made = make(scenario)
-    if not isinstance(made, Plan):
-        raise InputError(
-            f"plan(scenario) returns a {type(made).__name__}", where=str(path), valid="return a planner.plan.plan.Plan"
-        )
-    return made
+    limit_s = limit_of(path, "strategy")
+
+    returned = call_in_time(partial(make, scenario), limit_s, path, "'plan'")
+    try:
+        plan = check_types(returned)
+        check_plan(plan, scenario)
+    except InputError as error:
+        raise error.within(f"{path}: 'plan' returns a plan that is not valid") from None
+    return plan
 
 
 def _policy_from_file(path: Path, scenario: Scenario) -> Policy:
     make = load_function(path, "policy", "policy", "policy(scenario) that returns an object with 'decide'")
-    with user_code(path, "'policy' fails", f"correct policy(scenario) in {path.name}"):
-        made: Policy = make(scenario)
-    if not callable(getattr(made, "decide", None)):
+    limit_s = limit_of(path, "policy")
+
+    def made() -> tuple[Any, bool]:
+        policy = make(scenario)
+        return policy, callable(getattr(policy, "decide", None))
+
+    policy, has_decide = call_in_time(made, limit_s, path, "'policy'")
+    if not has_decide:
         raise InputError(
-            f"policy(scenario) returns a {type(made).__name__} without 'decide'",
+            f"policy(scenario) returns {shown(policy)} without 'decide'",
             where=str(path),
             valid="return an object with decide(observation, plan), as planner.adapt.policy.Policy",
         )
-    return _UserPolicy(path, made)
+    return _UserPolicy(path, policy, limit_s)
 
 
 class _UserPolicy:
-    """A policy from a user's file, whose exceptions become an `InputError` that names the file."""
+    """A policy from a user's file: what it raises or wrongly returns is an `InputError` that names the file."""
 
-    def __init__(self, path: Path, policy: Policy) -> None:
+    def __init__(self, path: Path, policy: Policy, limit_s: float) -> None:
         self._path = path
         self._policy = policy
-
-    @property
-    def thinking_s(self) -> float:
-        """Seconds that the policy says the last call takes; 0 if it says nothing."""
-        return float(getattr(self._policy, "thinking_s", 0.0))
+        self._limit_s = limit_s
+        self.name = path.name
+        self.thinking_s = 0.0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        with user_code(self._path, f"'decide' fails at step {observation.step}", "correct this method"):
-            return self._policy.decide(observation, plan)
+        """Return the policy's answer, and set ``thinking_s``, the seconds that the policy says the call takes."""
+
+        def answer() -> tuple[object, object]:
+            returned = self._policy.decide(observation, plan)
+            return returned, getattr(self._policy, "thinking_s", 0.0)
+
+        what = f"'decide' at step {observation.step}"
+        returned, thinking_s = call_in_time(answer, self._limit_s, self._path, what)
+        if not isinstance(thinking_s, int | float) or not 0 <= thinking_s < inf:
+            raise InputError(
+                f"thinking_s = {shown(thinking_s)} is not allowed",
+                where=str(self._path),
+                valid="give a finite number of seconds, 0 or more",
+            )
+        self.thinking_s = float(thinking_s)
+        if returned is None or returned is plan:
+            return returned
+        try:
+            return check_types(returned)
+        except InputError as error:
+            raise error.within(f"{self._path}: {what} returns neither None nor a valid plan") from None

@@ -1,15 +1,43 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, alone or together."""
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from traces.common.errors import InputError
 
+# Temporary files and their paths inside `written_together`; None outside.
+_STAGED: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_STAGED", default=None)
+
+
+@contextmanager
+def written_together() -> Iterator[None]:
+    """Return a context at whose end all files that it has written appear; none appears if anything fails in it.
+
+    Raises:
+        InputError: The last step, a file's renaming, fails.
+    """
+    staged: list[tuple[Path, Path]] = []
+    token = _STAGED.set(staged)
+    try:
+        yield
+        for _, path in staged:
+            check_place(path)
+        for beside, path in staged:
+            _rename(beside, path)
+    finally:
+        _STAGED.reset(token)
+        for beside, _ in staged:
+            _remove(beside)
+
 
 def write_bytes_atomically(path: Path | str, data: bytes) -> None:
     """Write a temporary file next to ``path`` and rename it, so that no reader sees a part of the file.
+
+    Inside `written_together` it is renamed at the end of the context.
 
     Raises:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
@@ -23,15 +51,37 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
             file.flush()
             # Without this, a renamed file can be empty after a power failure.
             os.fsync(file.fileno())
+    except OSError as error:
+        _remove(beside)
+        raise _unwritable(path, error) from error
+    except BaseException:
+        _remove(beside)
+        raise
+    staged = _STAGED.get()
+    if staged is not None:
+        staged.append((beside, path))
+        return
+    try:
+        _rename(beside, path)
+    finally:
+        _remove(beside)
+
+
+def _rename(beside: Path, path: Path) -> None:
+    try:
         beside.replace(path)
     except OSError as error:
-        raise InputError(
-            f"cannot be written: {error.strerror}", where=str(path), valid="choose another folder"
-        ) from error
-    finally:
-        # On a file system that has become read-only there is nothing to remove, and the attempt fails.
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _remove(beside: Path) -> None:
+    # On a file system that has become read-only there is nothing to remove, and the attempt fails.
+    with suppress(OSError):
+        beside.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot be written: {error.strerror}", where=str(path), valid="choose another folder")
 
 
 def check_place(path: Path) -> None:

@@ -17,6 +17,10 @@ class RopebridgeError(Exception):
     """Base of every error that ropebridge raises on purpose."""
 
 
+class InterruptError(BaseException):
+    """Base of exceptions that ask the command to end; a `BaseException`, so that no handler of errors catches it."""
+
+
 class InputError(RopebridgeError):
     """Wrong input. The message says where it is, what is wrong and what would be valid.
 

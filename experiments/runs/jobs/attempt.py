@@ -160,6 +160,7 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
                 backup_every=run.backup_every,
                 checkpoints=_checkpoints(bundle, shared, first),
                 on_this_device=run.on_this_device,
+                allow_nan=run.allow_nan,
                 watch=watch,
                 tell=tell,
             )

@@ -146,9 +146,16 @@ training: {global_batch: 4, microbatch: 1}
 @pytest.mark.parametrize(
     ("breakdown", "cause"),
     [
-        ("raise RuntimeError('the layer breaks down')", "the layer breaks down"),
-        pytest.param(
-            "raise SystemExit(3)", "the model's code ended the process: SystemExit(3)", marks=pytest.mark.slow
+        ("raise RuntimeError('the layer breaks down')", "RuntimeError: the layer breaks down"),
+        *(
+            pytest.param(breakdown, cause, marks=pytest.mark.slow)
+            for breakdown, cause in {
+                "raise SystemExit(3)": "SystemExit: 3",
+                "raise BaseException('bare')": "BaseException: bare",
+                "raise GeneratorExit": "GeneratorExit: no message",
+                "raise KeyboardInterrupt": "KeyboardInterrupt: no message",
+                "import os; os._exit(0)": "ExitCalledError: os._exit(0) was called, which would end ropebridge",
+            }.items()
         ),
     ],
 )
@@ -168,7 +175,8 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, ca
         assert process.returncode == 1
         assert output == ""
         name = f"rank 1 (device 'right', host {socket.gethostname()})"
-        assert errors.splitlines()[0] == f"ropebridge: {name}: {cause}"
+        line = BROKEN_MODEL.splitlines().index("            {breakdown}") + 1
+        assert errors == f"ropebridge: {name}: {tmp_path / 'model.py'}:{line}: {cause}\n"
     assert left_behind(tmp_path) == []
     assert not (tmp_path / "run").exists()
 
@@ -176,7 +184,7 @@ def test_a_rank_whose_model_fails_ends_the_run_with_the_cause(breakdown: str, ca
 @pytest.mark.slow
 def test_a_rank_that_ends_too_soon_is_named(tmp_path: Path) -> None:
     """Without an error, and with nobody who would miss it."""
-    (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import os; os._exit(0)"))
+    (tmp_path / "model.py").write_text(BROKEN_MODEL.format(breakdown="import ctypes; ctypes.CDLL(None)._exit(0)"))
     (tmp_path / "broken.yaml").write_text(BROKEN_SCENARIO)
     with started(
         ["run", str(tmp_path / "broken.yaml"), "--strategy=megatron", "--on-this-device", "--backup-every", "1"],

@@ -1,6 +1,8 @@
 """A run's folder holds what carried its bytes, and is read without where it was written before this was noted."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from planner.runs.record import RealNetwork, RunRecord
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
-from traces.common.errors import RunError
+from traces.common.errors import InputError, RunError
 
 NETWORKS = {
     "simulated": None,
@@ -80,3 +82,38 @@ def test_a_run_is_kept_where_somebody_else_has_taken_its_name(tmp_path: Path) ->
     assert str(kept) in str(found.value)
     assert (kept / "mine").read_text() == "mine"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["theirs"]
+
+
+def test_a_folder_in_a_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for target in ("file/run", "file/deep/run"):
+        with (
+            pytest.raises(InputError, match="no folder can be made here: .* is not a folder"),
+            new_folder(tmp_path / target),
+        ):
+            pytest.fail("the block was entered")
+
+
+def test_what_a_killed_run_has_left_goes_and_what_a_living_run_writes_stays(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    left = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, signal, sys; from pathlib import Path; from experiments.runs.folder import new_folder\n"
+            f"with new_folder(Path({str(target)!r})) as folder:\n"
+            "    (folder / 'half').write_text('')\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n",
+        ]
+    )
+    left.wait()
+    (abandoned,) = tmp_path.iterdir()
+    with new_folder(target) as living:
+        assert not abandoned.exists()
+        with new_folder(target) as other:
+            assert living.exists()
+            (other / "other").write_text("")
+        (living / "mine").write_text("")
+        (target / "other").unlink()
+    assert [path.name for path in target.iterdir()] == ["mine"]
+    assert list(tmp_path.iterdir()) == [target]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from traces.common.atomic import write_bytes_atomically, write_text_atomically
+from traces.common.atomic import write_bytes_atomically, write_text_atomically, written_together
 from traces.common.errors import InputError
 
 
@@ -36,3 +36,31 @@ def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
         write_text_atomically(tmp_path / ("x" * 300), "")
     write_text_atomically(tmp_path / ("x" * 254), "long, and allowed")
     assert (tmp_path / ("x" * 254)).read_text() == "long, and allowed"
+
+
+def test_several_files_appear_together_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with written_together():
+        write_text_atomically(first, "1")
+        write_text_atomically(second, "2")
+        assert not first.exists()
+        assert not second.exists()
+    assert (first.read_text(), second.read_text()) == ("1", "2")
+
+    def write_both(then: BaseException | None = None) -> None:
+        with written_together():
+            write_text_atomically(first, "3")
+            monkeypatch.setattr("os.fsync", full)
+            if then is not None:
+                raise then
+            write_text_atomically(second, "4")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    for then, raised in ((None, InputError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        with pytest.raises(raised):
+            write_both(then)
+        monkeypatch.undo()
+        assert (first.read_text(), second.read_text()) == ("1", "2")
+        assert sorted(tmp_path.iterdir()) == [first, second]
