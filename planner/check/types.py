@@ -12,16 +12,13 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from planner.plan.plan import SCHEMA_VERSION, Plan
-from traces.common.errors import InputError
+from traces.common.errors import InputError, shown
 
 # Beyond this a whole number is not exact as a float.
 LARGEST_INTEGER = 2**53
 
 # Most characters of a name in a plan.
 MOST_CHARACTERS = 1000
-
-# Most characters of a wrong value in a message.
-_MOST_SHOWN = 60
 
 
 def check_types(value: object) -> Plan:
@@ -91,17 +88,6 @@ def _is_unicode(text: str) -> bool:
 
 def _wrong(value: object, where: str, valid: str) -> InputError:
     return InputError(f"{shown(value)} is not allowed", where=where, valid=valid)
-
-
-def shown(value: object) -> str:
-    """Return a value of a built-in scalar type as short text; of other values, whose text could fail, only the type."""
-    if type(value) not in (str, int, float, bool, complex, NoneType):
-        return f"a value of type {type(value).__name__}"
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a number with thousands of digits"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _named(kind: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
 from planner.check import check_plan
-from planner.check.types import check_types, shown
+from planner.check.types import check_types
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
@@ -29,7 +29,7 @@ from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
 from planner.systems.user_code import call_in_time, limit_of, load_function
-from traces.common.errors import InputError, find_by_name
+from traces.common.errors import InputError, find_by_name, shown
 
 Strategy = Callable[[Scenario], Plan]
 

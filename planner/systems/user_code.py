@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Never, TypeVar
 
-from planner.check.types import shown
-from traces.common.errors import InputError, InterruptError
+from traces.common.errors import InputError, InterruptError, shown
 
 Result = TypeVar("Result")
 

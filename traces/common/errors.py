@@ -10,6 +10,7 @@ Any other exception is a defect of ropebridge.
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import NoneType
 from typing import TypeVar
 
 
@@ -51,6 +52,23 @@ class InputError(RopebridgeError):
 class RunError(RopebridgeError):
     """A run that has started and cannot finish. The message names the rank, the host and the cause."""
 
+
+# Most characters of a wrong value in a message.
+_MOST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """Return a value of a built-in scalar type as short text; of other values, whose text could fail, only the type."""
+    if type(value) not in _SCALARS:
+        return f"a value of type {type(value).__name__}"
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number with thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+_SCALARS = (str, int, float, bool, complex, NoneType)
 
 Thing = TypeVar("Thing")
 

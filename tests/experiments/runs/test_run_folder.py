@@ -88,7 +88,7 @@ def test_a_folder_in_a_file_is_refused_before_anything_runs(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     for target in ("file/run", "file/deep/run"):
         with (
-            pytest.raises(InputError, match="no folder can be made here: .* is not a folder"),
+            pytest.raises(InputError, match=r"no folder can be made here: .* is not a folder"),
             new_folder(tmp_path / target),
         ):
             pytest.fail("the block was entered")
