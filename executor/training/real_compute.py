@@ -29,6 +29,7 @@ from planner.plan.actions import Kind
 from planner.plan.plan import Plan, Stage
 from planner.scenario.effects import ComputeEffects
 from planner.scenario.training import Training
+from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,15 @@ class RealCompute:
         return outputs
 
     def _weighted_loss(self, targets: torch.Tensor, weight: float) -> Loss:
-        return lambda outputs: self._loaded.model.loss(outputs, targets) * weight
+        def weighted(outputs: torch.Tensor) -> torch.Tensor:
+            loss: object = self._loaded.model.loss(outputs, targets)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                found = list(loss.shape) if isinstance(loss, torch.Tensor) else f"a value of type {type(loss).__name__}"
+                valid = "a tensor with one number, the mean over the samples"
+                raise InputError(f"'loss' returns {found} in step {self._step + 1}", valid=valid)
+            return loss * weight
+
+        return weighted
 
     def _incoming(
         self, key: tuple[int, Kind, int], shape: SampleShape, work: Work, payloads: Sequence[torch.Tensor]

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.training.models.precision import autocast, boundary_dtype, use_tensor_cores
 from executor.training.split_backward import GradBucketHooks, WeightStore
+from traces.common.errors import InputError
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
@@ -123,6 +124,16 @@ class StageModule:
             outputs = inputs.clone() if self._copies_inputs else inputs
             *inner, last = self._layers
             for layer in inner:
-                outputs = layer(outputs).to(self._dtype)
-            outputs = last(outputs)
+                outputs = _checked(layer, layer(outputs)).to(self._dtype)
+            outputs = _checked(last, last(outputs))
             return outputs.to(self._dtype) if loss is None else loss(outputs).float()
+
+
+def _checked(layer: nn.Module, outputs: object) -> torch.Tensor:
+    """Return the outputs of a layer if they are a tensor; a layer can return something else after the first steps."""
+    if not isinstance(outputs, torch.Tensor):
+        raise InputError(
+            f"a layer of class {type(layer).__name__} returns a value of type {type(outputs).__name__}",
+            valid="a layer returns one tensor in every step",
+        )
+    return outputs

@@ -179,6 +179,13 @@ training: {global_batch: 4, microbatch: 1}
             id="other-sizes-as-it-runs",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "x = (x,) if Shaped.calls > 3 and RANK == '0' else x",
+            "rank 0 (device 'left', host HOST): a layer of class Shaped returns a value of type tuple; a layer returns "
+            "one tensor in every step",
+            id="no-tensor-as-it-runs",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_model_that_disagrees_with_the_plan_is_wrong_input(layer: str, message: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes.command import ropebridge
+from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, started
 
 HEAD = """import os
 from dataclasses import replace
@@ -92,6 +93,23 @@ def test_a_policy_in_a_simulation(name: str, tmp_path: Path) -> None:
     assert line.startswith(f"ropebridge: {place}"), line
     assert says in line
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a list for a tuple", *RAISED])
+def test_a_policy_in_a_real_run(name: str, tmp_path: Path) -> None:
+    body, says = (NONSENSE | RAISED)[name]
+    file, target = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(f"{HEAD}{POLICY.format(body=body)}")
+    options = ["--strategy=megatron", f"--policy={file}", "--compute=paced", "--steps=4", f"-o={target}"]
+    with started(["run", "two-regions", *options], tmp_path) as (process, _):
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output) == (2, "")
+    (line,) = errors.splitlines()
+    assert line.startswith(f"ropebridge: {file}:")
+    assert says in line
+    assert left_behind(tmp_path) == []
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("wrong", ["'x'", "float('nan')", "-1", "True + 10**400", "None"])
