@@ -81,6 +81,7 @@ def _describe(summary: dict[str, Any]) -> str:
     ]
     if summary["computed_on"]:
         lines.append(f"  trained on   {summary['computed_on']}, not on the devices of the plan")
-    if summary["losses"]:
-        lines.append(f"  loss         {number_text(summary['losses'][0])} -> {number_text(summary['losses'][-1])}")
+    if losses := summary["losses"]:
+        first, last = ("not finite" if loss is None else number_text(loss) for loss in (losses[0], losses[-1]))
+        lines.append(f"  loss         {first} -> {last}")
     return "\n".join(lines)

@@ -156,7 +156,7 @@ def read_record(folder: Path) -> RunRecord:
         events = tuple(read_events(folder / "events.parquet"))
         measured = (folder / _NORMS).read_text().splitlines() if (folder / _NORMS).exists() else []
         norms = tuple(_norms(json.loads(line)) for line in measured)
-        backend, losses = summary["backend"], tuple(summary["losses"])
+        backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])
         network = _network(summary)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
@@ -181,7 +181,8 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         **asdict(measure(record)),
         "peak_memory_bytes": peak_memory_bytes(record),
         "decisions": len(record.decisions),
-        "losses": list(record.losses),
+        # JSON has no numbers that are not finite, which a run with ``--allow-nan`` can have.
+        "losses": [loss if math.isfinite(loss) else None for loss in record.losses],
         "gradient_noise_scale": _noise_scales(record),
     }
 

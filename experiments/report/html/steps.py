@@ -1,5 +1,6 @@
 """Draws two panels: the step times of all runs, and the losses of all runs."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ def loss_panel(runs: Sequence[RunView], steps: Range1d, left_pixels: int) -> fig
     trained = [run for run in runs if run.record.losses]
     if not trained:
         return None
-    losses = [loss for run in trained for loss in run.record.losses]
+    losses = [loss for run in trained for loss in run.record.losses if math.isfinite(loss)] or [0.0]
     room = 0.08 * (max(losses) - min(losses)) or 0.5
     heights = Range1d(min(losses) - room, max(losses) + room)
     labels = ("step", "loss")

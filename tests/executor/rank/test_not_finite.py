@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from executor.recovery.checkpoints import CheckpointFolder
+from experiments.runs.folder import read_record
+from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, started
 
 # The samples of the step with index 6 are wrong. A mask is infinite, and may be.
@@ -99,6 +101,9 @@ def test_the_run_ends_and_leaves_a_good_checkpoint(wrong: str, steps: int, says:
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_allowed_if_asked_for(tmp_path: Path) -> None:
-    status, output, errors = run(tmp_path, "nan", "--steps=12", "--allow-nan", "--json")
+    target = tmp_path / "run"
+    status, output, errors = run(tmp_path, "nan", "--steps=12", "--allow-nan", "--json", f"-o={target}")
     assert status == 0, errors
-    assert [math.isfinite(loss) for loss in json.loads(output)["losses"]] == [True] * 6 + [False] * 6
+    assert [loss is None for loss in json.loads(output)["losses"]] == [False] * 6 + [True] * 6
+    assert list(map(math.isfinite, read_record(target).losses)) == [True] * 6 + [False] * 6
+    assert ropebridge("report", target).returncode == 0
