@@ -155,7 +155,7 @@ class _UserPolicy:
             )
         self.thinking_s = float(thinking_s)
         if returned is None or returned is plan:
-            return returned
+            return None if returned is None else plan
         try:
             return check_types(returned)
         except InputError as error:

@@ -108,7 +108,7 @@ def _exit(status: int) -> Never:
 @contextmanager
 def without_exit() -> Iterator[None]:
     """Return a context in which `os._exit` of this thread raises a `SystemExit`, so that the end has a cause."""
-    os._exit = _exit
+    setattr(os, "_exit", _exit)  # noqa: B010 - mypy refuses an assignment
     before, _guarded.process = getattr(_guarded, "process", None), os.getpid()
     try:
         yield
