@@ -218,12 +218,25 @@ class WeightStore:
             buckets.expect(parts.weight for parts, _, _ in waiting)
         with torch.no_grad():
             while waiting:
-                parts, gradient, inputs = waiting.pop()
-                weight, converted = parts.weight, self.converted(parts, inputs.dtype)
-                found = parts.weight_gradient(gradient, inputs, converted).to(weight.dtype)
-                weight.grad = found if weight.grad is None else weight.grad.add_(found)
+                weight = self._add_gradient(*waiting.pop())
                 if buckets is not None:
-                    buckets.added(parts.weight)
+                    buckets.added(weight)
+
+    def _add_gradient(self, parts: Splittable, gradient: torch.Tensor, inputs: torch.Tensor) -> nn.Parameter:
+        """Add one weight gradient to ``weight.grad``, and return the weight.
+
+        A function of its own, because its end frees all of its tensors before the next gradient is computed.
+        """
+        weight, converted = parts.weight, self.converted(parts, inputs.dtype)
+        found = parts.weight_gradient(gradient, inputs, converted).to(weight.dtype)
+        weight.grad = found if weight.grad is None else weight.grad.add_(found)
+        return weight
+
+    def deferred_bytes(self, microbatch: int) -> int:
+        """Return the bytes of the tensors that are stored for the weight pass of a microbatch."""
+        deferred = self._deferred.get(microbatch, [])
+        storages = (each.untyped_storage() for _, *tensors in deferred for each in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def converted(self, parts: Splittable, dtype: torch.dtype) -> torch.Tensor:
         """Return a module's weight in the type of the computation; a copy is kept until `clear`.

@@ -119,6 +119,10 @@ class StageModule:
         """Add the weight gradients that `backward_input` has deferred to those of the parameters."""
         self._store.compute(microbatch, buckets)
 
+    def deferred_bytes(self, microbatch: int) -> int:
+        """Return the bytes that a microbatch holds from its `backward_input` to its `backward_weight`."""
+        return self._store.deferred_bytes(microbatch)
+
     def _run(self, inputs: torch.Tensor, loss: Loss | None) -> torch.Tensor:
         with self._store.paused():
             outputs = inputs.clone() if self._copies_inputs else inputs
