@@ -1,7 +1,8 @@
 """Measures the memory of layers: what autograd saves from forward to backward, and the peak during both."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,7 @@ from executor.training.device import CPU, synchronize
 from executor.training.models.loading import LoadedModel, SampleShape
 from executor.training.models.precision import autocast, boundary_dtype, shared_copies
 from executor.training.stage_module import Loss, StageModule
-from planner.scenario.profile import PassMemory
+from planner.scenario.profile import PassMemory, SplitMemory, Workspace
 from planner.scenario.training import Training
 
 # The memory per sample is a difference between these numbers of samples; both exceed 1, which some layers require.
@@ -27,6 +28,13 @@ _MICROBATCH = 0
 
 # A log level of Kineto, torch's profiler library, at which it logs nothing.
 _SILENT = "99"
+
+# Name under which the profiler notes the work whose peak is measured.
+_WORK = "measured work"
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,33 +118,119 @@ def stage_peak_bytes(
     gradients or copies. It is measured by torch's allocator; on the CPU it lacks memory that libraries allocate
     themselves.
     """
-    sizes, model = loaded.sizes, loaded.model
-    first, last = layers[0], layers[-1]
-    copies = any(sizes[layer].changes_inputs for layer in layers)
-    chosen = [model.layers[layer] for layer in layers]
-    module = StageModule(chosen, device, training.precision, copies_inputs=copies)
-    data = DataOrder(loaded.data, training.seed)
+    with _passes(loaded, layers, samples, training, device, splits=False) as stage:
 
-    def train() -> None:
-        inputs, targets = (each.to(device) for each in data.samples(0, samples))
-        if first:
-            shape = sizes[first - 1].output
-            inputs = torch.zeros(samples, *shape.sizes, dtype=shape.dtype, device=device).requires_grad_()
-        loss: Loss | None = (lambda outputs: model.loss(outputs, targets)) if last == len(sizes) - 1 else None
-        outputs = module.forward(_MICROBATCH, inputs, loss)
-        size, dtype = outputs.shape, outputs.dtype
-        # In a step the outputs are with the next stage, unless a layer saves them.
-        del outputs
-        module.backward(_MICROBATCH, None if loss is not None else torch.zeros(size, dtype=dtype, device=device))
+        def train() -> None:
+            stage.forward()
+            stage.backward()
 
-    module.start_step(recompute=False, splits=False)
-    with shared_copies():
         # The first pass allocates the parameters' gradients, and their copies in half precision.
         train()
-        peak_bytes = _peak_on_cuda(train, device) if device.type == "cuda" else peak_on_cpu(train)
-    for layer in chosen:
-        layer.zero_grad(set_to_none=True)
-    return peak_bytes
+        return _peak(train, device)
+
+
+class _Passes:
+    """The passes of layers as a stage, for one microbatch that is always the same."""
+
+    def __init__(
+        self, loaded: LoadedModel, layers: Sequence[int], samples: int, training: Training, device: torch.device
+    ) -> None:
+        self._loaded, self._layers, self._samples, self._device = loaded, layers, samples, device
+        copies = any(loaded.sizes[layer].changes_inputs for layer in layers)
+        chosen = [loaded.model.layers[layer] for layer in layers]
+        self.module = StageModule(chosen, device, training.precision, copies_inputs=copies)
+        self._data = DataOrder(loaded.data, training.seed)
+        # Shape and type of the gradient of the outputs; None if they are the loss.
+        self._gradient: tuple[torch.Size, torch.dtype] | None = None
+
+    def forward(self) -> None:
+        """Run the forward of the data, or of zeros in place of what the stage before sends."""
+        sizes, model, first = self._loaded.sizes, self._loaded.model, self._layers[0]
+        inputs, targets = (each.to(self._device) for each in self._data.samples(0, self._samples))
+        if first:
+            shape = sizes[first - 1].output
+            inputs = torch.zeros(self._samples, *shape.sizes, dtype=shape.dtype, device=self._device).requires_grad_()
+        last = self._layers[-1] == len(sizes) - 1
+        loss: Loss | None = (lambda outputs: model.loss(outputs, targets)) if last else None
+        # In a step the outputs are then with the next stage, unless a layer saves them.
+        outputs = self.module.forward(_MICROBATCH, inputs, loss)
+        self._gradient = None if last else (outputs.shape, outputs.dtype)
+
+    def backward(self) -> None:
+        """Run the unsplit backward."""
+        self.module.backward(_MICROBATCH, self._received())
+
+    def backward_input(self) -> None:
+        """Run the first part of a split backward."""
+        self.module.backward_input(_MICROBATCH, self._received())
+
+    def backward_weight(self) -> None:
+        """Run the second part of a split backward."""
+        self.module.backward_weight(_MICROBATCH)
+
+    def _received(self) -> torch.Tensor | None:
+        if self._gradient is None:
+            return None
+        size, dtype = self._gradient
+        return torch.zeros(size, dtype=dtype, device=self._device)
+
+
+@contextmanager
+def _passes(
+    loaded: LoadedModel,
+    layers: Sequence[int],
+    samples: int,
+    training: Training,
+    device: torch.device,
+    *,
+    splits: bool,
+) -> Iterator[_Passes]:
+    """Return a context with the passes of layers, after which these are as before."""
+    stage = _Passes(loaded, layers, samples, training, device)
+    stage.module.start_step(recompute=False, splits=splits)
+    with shared_copies():
+        yield stage
+    stage.module.start_step(recompute=False, splits=False)
+    for layer in layers:
+        loaded.model.layers[layer].zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitBytes:
+    """Bytes of one microbatch in a layer whose backward is split.
+
+    Attributes:
+        forward_peak: Peak of the forward.
+        input_peak: Peak of the input gradient, with what the forward leaves.
+        deferred: What is held between the two parts.
+        weight_peak: Peak of the weight gradient beside ``deferred``.
+    """
+
+    forward_peak: int
+    input_peak: int
+    deferred: int
+    weight_peak: int
+
+
+def _split_bytes(
+    loaded: LoadedModel, layer: int, samples: int, training: Training, device: torch.device
+) -> _SplitBytes:
+    with _passes(loaded, [layer], samples, training, device, splits=True) as stage:
+
+        def train_input() -> None:
+            stage.forward()
+            stage.backward_input()
+
+        # The first pass allocates the parameters' gradients, and their copies in half precision.
+        train_input()
+        stage.backward_weight()
+        forward_peak = _peak(stage.forward, device)
+        stage.backward()
+        input_peak = _peak(stage.backward_input, device, after=stage.forward)
+        deferred = stage.module.deferred_bytes(_MICROBATCH)
+        stage.backward_weight()
+        weight_peak = _peak(stage.backward_weight, device, after=train_input) - deferred
+        return _SplitBytes(forward_peak, input_peak, deferred, weight_peak)
 
 
 def layer_memory(
@@ -146,31 +240,61 @@ def layer_memory(
 
     The parts that do and do not depend on samples are those of a line through two numbers of samples.
     """
-    few, more = (
-        stage_peak_bytes(loaded, [layer], count, training, device) - count * saved.activation for count in _PEAK_SAMPLES
+    whole = [stage_peak_bytes(loaded, [layer], count, training, device) for count in _PEAK_SAMPLES]
+    split = [_split_bytes(loaded, layer, count, training, device) for count in _PEAK_SAMPLES]
+    deferred = _line([each.deferred for each in split])
+    return PassMemory(
+        saved.output,
+        _line(whole, saved.activation),
+        SplitMemory(
+            deferred.sample_bytes,
+            _line([each.forward_peak for each in split], saved.activation),
+            _line([each.input_peak for each in split], saved.activation),
+            _line([each.weight_peak for each in split]),
+        ),
     )
-    sample_bytes = max(0, (more - few) // (_PEAK_SAMPLES[1] - _PEAK_SAMPLES[0]))
-    return PassMemory(saved.output, max(0, few - _PEAK_SAMPLES[0] * sample_bytes), sample_bytes)
 
 
-def _peak_on_cuda(work: Callable[[], None], device: torch.device) -> int:
+def _line(peaks: Sequence[int], sample_bytes: int = 0) -> Workspace:
+    """Return the line through the bytes at `_PEAK_SAMPLES`, less ``sample_bytes`` for each sample."""
+    few, more = (peak - count * sample_bytes for count, peak in zip(_PEAK_SAMPLES, peaks, strict=True))
+    of_sample = max(0, (more - few) // (_PEAK_SAMPLES[1] - _PEAK_SAMPLES[0]))
+    return Workspace(max(0, few - _PEAK_SAMPLES[0] * of_sample), of_sample)
+
+
+def _peak(work: Callable[[], None], device: torch.device, after: Callable[[], None] = _nothing) -> int:
+    """Return the most bytes that are held at once during ``work``, beyond those held before ``after``."""
+    return _peak_on_cuda(work, device, after) if device.type == "cuda" else peak_on_cpu(work, after)
+
+
+def _peak_on_cuda(work: Callable[[], None], device: torch.device, after: Callable[[], None]) -> int:
     synchronize(device)
     before = torch.cuda.memory_allocated(device)
+    after()
+    synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()
     synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def peak_on_cpu(work: Callable[[], None]) -> int:
-    """Return the most bytes that torch's allocator on the CPU holds at once during ``work``, beyond those before."""
+def peak_on_cpu(work: Callable[[], None], after: Callable[[], None] = _nothing) -> int:
+    """Return the most bytes that torch's allocator on the CPU holds at once during ``work``.
+
+    Bytes that are held before ``after``, which runs before ``work``, do not count.
+    """
     # By default the profiler library logs to the standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     with torch.autograd.profiler.profile(use_device=None, profile_memory=True) as profile:
-        work()
+        after()
+        with torch.autograd.profiler.record_function(_WORK):
+            work()
     results: Any = profile.kineto_results
-    allocations = sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    return max(accumulate((int(each.nbytes()) for each in allocations), initial=0))
+    events = sorted(results.events(), key=lambda each: each.start_ns())
+    begin_ns = next(each.start_ns() for each in events if each.name() == _WORK)
+    changes = [(each.start_ns() >= begin_ns, int(each.nbytes())) for each in events if each.name() == "[memory]"]
+    before_bytes = sum(size_bytes for is_during, size_bytes in changes if not is_during)
+    return max(accumulate((size_bytes for is_during, size_bytes in changes if is_during), initial=before_bytes))
 
 
 def _saved_bytes(layer: nn.Module, inputs: torch.Tensor, loss: Loss | None, precision: str) -> SavedBytes:

@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from planner.files.documents import Document
-from planner.scenario.profile import LayerProfile, PassMemory, TimeTable
+from planner.scenario.profile import LayerProfile, PassMemory, TimeTable, Workspace
 from planner.scenario.roofline import LayerWork
 from planner.scenario.scenario import ModelCode
 from planner.scenario.sharding import Sharding
 from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.atomic import check_place, write_text_atomically
 from traces.common.errors import InputError, find_by_name
-from traces.common.units import parse_duration_s, parse_flop
+from traces.common.units import parse_bytes, parse_duration_s, parse_flop
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,18 @@ def _layer(layer: LayerProfile | LayerWork, repeat: int = 1) -> dict[str, Any]:
 def _memory(memory: PassMemory | None) -> dict[str, Any]:
     if memory is None:
         return {}
-    sizes = {"output": memory.output_bytes, "fixed": memory.fixed_bytes, "sample": memory.sample_bytes}
-    return {"memory": {key: f"{size} B" for key, size in sizes.items() if size}}
+    split = {}
+    if memory.split is not None:
+        deferred = f"{memory.split.deferred_bytes} B"
+        passes = {key: _workspace(getattr(memory.split, key)) for key in ("forward", "input", "weight")}
+        split = {"split": {"deferred": deferred, **{key: each for key, each in passes.items() if each}}}
+    output = {"output": f"{memory.output_bytes} B"} if memory.output_bytes else {}
+    return {"memory": {**output, **_workspace(memory.workspace), **split}}
+
+
+def _workspace(workspace: Workspace) -> dict[str, str]:
+    sizes = {"fixed": workspace.fixed_bytes, "sample": workspace.sample_bytes}
+    return {key: f"{size} B" for key, size in sizes.items() if size}
 
 
 def _products(layer: LayerWork) -> dict[str, Any]:
@@ -190,7 +200,10 @@ def _exact(value: float, units: Mapping[str, float], parse: Callable[[object], f
 
 
 def _take_over(document: Document, new: dict[str, Any], path: Path) -> None:
-    """Copy times on other kinds, and the tables of rates, from the old file into the new one of the same layers."""
+    """Copy times on other kinds, and the tables of rates, from the old file into the new one of the same layers.
+
+    Of the memory of passes, which may differ between devices, the larger bytes are kept, so that plans fit on both.
+    """
     old = document.value
     if not isinstance(old, Mapping) or _without_times(old) != _without_times(new):
         raise _another_model(path)
@@ -202,14 +215,25 @@ def _take_over(document: Document, new: dict[str, Any], path: Path) -> None:
     for before, layer in zip(old["layers"], new["layers"], strict=True):
         if "times" in layer:
             layer["times"] = {**before["times"], **layer["times"]}
+        if memory := _larger(before.get("memory"), layer.get("memory")):
+            layer["memory"] = memory
+
+
+def _larger(one: Any, other: Any) -> Any:
+    """Return the larger of two byte sizes, in dictionaries for each key; None is no size."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return {key: _larger(one.get(key), other.get(key)) for key in {**one, **other}}
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other, key=parse_bytes)
 
 
 def _without_times(document: Mapping[str, Any]) -> Any:
-    """Return the document with the times of each layer replaced by whether it has any, and without their origin."""
+    """Return the document without what was measured, but with whether each layer has times."""
     layers = document.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return None
-    blank = [{**layer, "times": isinstance(layer.get("times"), Mapping)} for layer in layers]
+    blank = [{**layer, "times": isinstance(layer.get("times"), Mapping), "memory": None} for layer in layers]
     head = {key: value for key, value in document.items() if key not in ("measured_on", "precision", "roofline")}
     return {**head, "layers": blank}
 

@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 
-from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
+from planner.cost.memory import (
+    recomputed_bytes,
+    saved_activation_bytes,
+    split_workspace_bytes,
+    state_bytes,
+    workspace_bytes,
+)
 from planner.plan.actions import Kind
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
-from planner.schedules import HOLD_ALL
+from planner.schedules import HOLD_ALL, WHOLE
 from planner.step.memory import peak_bytes
 from traces.common.errors import InputError
 from traces.common.units import size_text
@@ -21,7 +27,8 @@ def check_memory(pipeline: Pipeline, plan: Plan, scenario: Scenario, where: str)
     for worker in range(max(workers) + 1):
         held = [number for number, holder in enumerate(workers) if holder == worker]
         place = f"{where}.stages[{held[0]}]"
-        _check_worker(pipeline, held, [microbatches_held(pipeline, plan, each) for each in held], scenario, place)
+        most = [microbatches_held(pipeline, plan, each) for each in held]
+        _check_worker(pipeline, held, most, scenario, place, splits=_splits(pipeline, plan))
 
 
 def check_peaks(plan: Plan, scenario: Scenario) -> None:
@@ -61,8 +68,15 @@ def microbatches_held(pipeline: Pipeline, plan: Plan, stage: int) -> int:
     return most
 
 
+def _splits(pipeline: Pipeline, plan: Plan) -> bool:
+    """Return whether some backward of a pipeline may be split."""
+    if not pipeline.orders:
+        return plan.schedule not in WHOLE
+    return any(action.kind is Kind.BACKWARD_INPUT for row in pipeline.orders for action in row)
+
+
 def _check_worker(
-    pipeline: Pipeline, stages: Sequence[int], held: Sequence[int], scenario: Scenario, where: str
+    pipeline: Pipeline, stages: Sequence[int], held: Sequence[int], scenario: Scenario, where: str, *, splits: bool
 ) -> None:
     holds = [pipeline.stages[number] for number in stages]
     for index, replica in enumerate(holds[0].replicas):
@@ -78,7 +92,11 @@ def _check_worker(
             activations += in_flight * samples * saved_activation_bytes(scenario, stage, degree)
             states += state_bytes(scenario, first, end, degree)
             recomputed = samples * recomputed_bytes(scenario, stage, degree)
-            workspace = max(workspace, recomputed + workspace_bytes(scenario, stage, samples, degree))
+            beside = workspace_bytes(scenario, stage, samples, degree)
+            if splits:
+                # A lower bound, whichever backwards are split; `check_peaks` knows their order.
+                beside = min(beside, split_workspace_bytes(scenario, stage, samples, degree)[0])
+            workspace = max(workspace, recomputed + beside)
         device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
         taken = scenario.effects.memory.framework_bytes + workspace
         needed = states + activations + taken

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from planner.cost.layers import with_launches
 from planner.cost.link_sharing import boundary_samples
-from planner.cost.memory import recomputed_bytes, saved_activation_bytes, state_bytes, workspace_bytes
+from planner.cost.memory import (
+    deferred_bytes,
+    recomputed_bytes,
+    saved_activation_bytes,
+    split_workspace_bytes,
+    state_bytes,
+    workspace_bytes,
+)
 from planner.cost.network import message_bytes, nominal_path
 from planner.cost.tensor_parallel import interconnect, with_group_sums, with_received
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -136,21 +143,20 @@ def _transfers(
 
 
 def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]) -> list[list[float]]:
-    """Return activation bytes on the most loaded replica, [2, sizes]: forward to backward, backward to weight gradient.
+    """Return bytes on the most loaded replica, [2, sizes]: from forward to input gradient, and to the weight gradient.
 
-    Assumption: all activations of a microbatch stay until its weight gradient. In a transformer layer most do (Qi et
-    al., Zero Bubble Pipeline Parallelism, 2024: 32 of 34 + 5 as/h units). The rows differ only for a stage that
-    recomputes, which saves just its input until the backward.
+    The rows are equal for a stage that does not recompute and whose split backward was not measured.
     """
     degrees = [replica.tensor_parallel for replica in stage.replicas]
-    saved = [saved_activation_bytes(scenario, stage, degree) for degree in degrees]
-    whole = [each + recomputed_bytes(scenario, stage, degree) for each, degree in zip(saved, degrees, strict=True)]
     return [
         [
             max((stop - start) * each for (start, stop), each in zip(stage.intervals(size), of_sample, strict=True))
             for size in sizes.tolist()
         ]
-        for of_sample in (saved, whole)
+        for of_sample in (
+            [saved_activation_bytes(scenario, stage, degree) for degree in degrees],
+            [deferred_bytes(scenario, stage, degree) for degree in degrees],
+        )
     ]
 
 
@@ -171,7 +177,20 @@ def _capacity_bytes(pipeline: Pipeline, scenario: Scenario) -> Floats:
             free -= sum(state_bytes(scenario, stage.first_layer, stage.end_layer, degree) for stage in stages)
             # Framework and workspace count once, whatever the number of stages.
             free -= scenario.effects.memory.framework_bytes
-            free -= max(workspace_bytes(scenario, stage, samples, degree) for stage in stages)
+            free -= max(_beside_bytes(scenario, stage, samples, degree) for stage in stages)
             if samples:
                 capacity[worker] = min(capacity[worker], free * largest / samples)
     return capacity
+
+
+def _beside_bytes(scenario: Scenario, stage: Stage, samples: int, degree: int) -> int:
+    """Return the most bytes that a backward, or a part of a split one, holds beside what the scheduling problem counts.
+
+    That is `SchedulingProblem.activation_bytes` with `SchedulingProblem.recomputed_bytes`.
+    """
+    saved = saved_activation_bytes(scenario, stage, degree)
+    whole = samples * (saved + recomputed_bytes(scenario, stage, degree))
+    counted = samples * max(saved, deferred_bytes(scenario, stage, degree))
+    of_input, of_weight = split_workspace_bytes(scenario, stage, samples, degree)
+    unsplit = workspace_bytes(scenario, stage, samples, degree)
+    return max(whole + max(unsplit, of_input) - counted, of_weight)

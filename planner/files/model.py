@@ -13,7 +13,16 @@ from planner.files.importers.sailor import read_sailor
 from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.kind_table import DIVISIONS, KindTable, MatrixProduct
-from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, PassMemory, TimeTable
+from planner.scenario.profile import (
+    NO_SUMS,
+    GroupSums,
+    LayerProfile,
+    ModelProfile,
+    PassMemory,
+    SplitMemory,
+    TimeTable,
+    Workspace,
+)
 from planner.scenario.roofline import LayerWork, roofline_layer, sharded_models
 from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
 from planner.scenario.sharding import SHARDINGS, Sharding, named_sharding
@@ -68,6 +77,31 @@ class ShardEntry:
 
 
 @file_entry
+class WorkspaceEntry:
+    """Bytes that a pass of a layer holds while it runs: ``fixed`` whatever its samples, and ``sample`` for each."""
+
+    fixed: Bytes = 0
+    sample: Bytes = 0
+
+
+@file_entry
+class SplitMemoryEntry:
+    """Measured memory of a backward that is split in input gradient and weight gradient.
+
+    Attributes:
+        deferred: Bytes of a sample that stay from the input gradient to the weight gradient.
+        forward: What the forward holds beside the saved activations.
+        input: What the input gradient holds beside the saved activations.
+        weight: What the weight gradient holds beside ``deferred``.
+    """
+
+    deferred: Bytes = 0
+    forward: WorkspaceEntry = field(default_factory=WorkspaceEntry)
+    input: WorkspaceEntry = field(default_factory=WorkspaceEntry)
+    weight: WorkspaceEntry = field(default_factory=WorkspaceEntry)
+
+
+@file_entry
 class MemoryEntry:
     """Measured memory of a layer's passes beside its saved activations.
 
@@ -75,11 +109,13 @@ class MemoryEntry:
         output: Bytes of a sample's output if the layer itself saves it; they count at the end of a stage.
         fixed: Bytes that a pass holds while it runs, whatever its samples.
         sample: Bytes that a pass holds while it runs, for each sample.
+        split: Memory of a split backward; without it, all activations are taken to stay until the weight gradient.
     """
 
     output: Bytes = 0
     fixed: Bytes = 0
     sample: Bytes = 0
+    split: SplitMemoryEntry | None = None
 
 
 @file_entry
@@ -377,10 +413,17 @@ def _measured(entry: LayerEntry) -> LayerProfile:
         for kind, times in entry.times.items()
     }
     updates = {kind: times.update for kind, times in entry.times.items() if times.update is not None}
-    measured = entry.memory
-    memory = None if measured is None else PassMemory(measured.output, measured.fixed, measured.sample)
+    memory = None if entry.memory is None else _memory(entry.memory)
     sizes = (entry.parameters, entry.output, entry.activation)
     return LayerProfile(entry.name, *sizes, tables, updates, memory=memory, tied_bytes=entry.tied)
+
+
+def _memory(entry: MemoryEntry) -> PassMemory:
+    split = None
+    if entry.split is not None:
+        passes = (entry.split.forward, entry.split.input, entry.split.weight)
+        split = SplitMemory(entry.split.deferred, *(Workspace(each.fixed, each.sample) for each in passes))
+    return PassMemory(entry.output, Workspace(entry.fixed, entry.sample), split)
 
 
 def _sharding(entry: LayerEntry, place: _Place) -> Sharding | None:

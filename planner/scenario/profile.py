@@ -1,7 +1,7 @@
 """Cost of a model: the compute times of each layer on each device kind, and its bytes."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -112,19 +112,54 @@ NO_SUMS = GroupSums()
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes that are held only while a pass of a layer runs.
+
+    Attributes:
+        fixed_bytes: Bytes whatever the samples, such as those of a weight's gradient.
+        sample_bytes: Bytes for each sample.
+    """
+
+    fixed_bytes: int = 0
+    sample_bytes: int = 0
+
+    def at(self, samples: int) -> int:
+        """Return the bytes for a microbatch of ``samples``."""
+        return self.fixed_bytes + samples * self.sample_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMemory:
+    """Measured memory of a layer whose backward is split in input gradient and weight gradient.
+
+    Attributes:
+        deferred_bytes: Bytes that the layer holds for one sample from its input gradient to its weight gradient: inputs
+            and gradients of outputs of the modules whose weight gradient is computed later.
+        forward: What is held beside the saved activations during the forward.
+        input: What is held beside the saved activations while the input gradient is computed.
+        weight: What is held beside ``deferred_bytes`` while the weight gradient is computed.
+    """
+
+    deferred_bytes: int
+    forward: Workspace = Workspace()
+    input: Workspace = Workspace()
+    weight: Workspace = Workspace()
+
+
+@dataclass(frozen=True, slots=True)
 class PassMemory:
     """Measured memory of a layer's forward and backward beside the activations that it saves.
 
     Attributes:
         output_bytes: Bytes of the layer's output for one sample if the layer itself saves it, else 0. They count only
             at the end of a stage, since elsewhere the output is counted as the next layer's input.
-        fixed_bytes: Bytes that are held only while a pass runs, whatever its samples, such as a weight's gradient.
-        sample_bytes: Bytes that are held only while a pass runs, for each sample.
+        workspace: What is held beside the saved activations during the forward and an unsplit backward.
+        split: The memory of a split backward; None if it was not measured.
     """
 
     output_bytes: int = 0
-    fixed_bytes: int = 0
-    sample_bytes: int = 0
+    workspace: Workspace = Workspace()
+    split: SplitMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -165,9 +200,7 @@ class LayerProfile:
 
         If they were not measured, they are ``share`` of the activations that the layer saves.
         """
-        if self.memory is None:
-            return share * samples * self.activation_bytes
-        return self.memory.fixed_bytes + samples * self.memory.sample_bytes
+        return share * samples * self.activation_bytes if self.memory is None else self.memory.workspace.at(samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,11 +277,69 @@ class ModelProfile:
         `LayerProfile.workspace_bytes`.
         """
         layers = self.layers[start:stop]
-        freed_bytes, most_bytes = samples * sum(each.saved_output_bytes for each in layers[-1:]), 0.0
-        for layer in reversed(layers):
-            most_bytes = max(most_bytes, layer.workspace_bytes(samples, share) - freed_bytes)
-            freed_bytes += samples * layer.activation_bytes
-        return most_bytes
+        return _most_beside(
+            [each.workspace_bytes(samples, share) for each in layers],
+            [samples * each.activation_bytes for each in layers],
+            samples * sum(each.saved_output_bytes for each in layers[-1:]),
+        )
+
+    def split_workspace_bytes(self, start: int, stop: int, samples: int, share: float) -> tuple[float, float]:
+        """Return the same of forward and input gradient, and the most bytes that the weight gradient holds.
+
+        The latter are those beside `deferred_bytes`. While the input gradient of a layer is computed, the later layers
+        hold what their weight gradients need. If this was not measured for all layers, the input gradient holds what an
+        unsplit backward does, and the weight gradient nothing more.
+        """
+        layers, split = self.layers[start:stop], self._split_memory(start, stop)
+        if not split:
+            return self.workspace_bytes(start, stop, samples, share), 0.0
+        saved = [samples * each.activation_bytes for each in layers]
+        deferred = [samples * each.deferred_bytes for each in split]
+        freed = [before - after for before, after in zip(saved, deferred, strict=True)]
+        output_bytes = samples * layers[-1].saved_output_bytes
+        forward, of_input, of_weight = (
+            [each.at(samples) for each in parts]
+            for parts in zip(*((each.forward, each.input, each.weight) for each in split), strict=True)
+        )
+        most_bytes = max(
+            _most_beside(forward, saved, output_bytes),
+            _most_beside(of_input, freed, output_bytes),
+            # What is held when the input gradient ends.
+            -output_bytes - sum(freed),
+        )
+        return most_bytes, _most_beside(of_weight, deferred, 0)
+
+    def deferred_bytes(self, start: int, stop: int) -> int | None:
+        """Return the bytes that a stage holds for one sample from its input gradient to its weight gradient.
+
+        None if they were not measured for all layers.
+        """
+        split = self._split_memory(start, stop)
+        return sum(each.deferred_bytes for each in split) if split else None
+
+    def _split_memory(self, start: int, stop: int) -> list[SplitMemory]:
+        """Return the measured memory of each layer; an empty list if some layer has none."""
+        found = []
+        for layer in self.layers[start:stop]:
+            if layer.memory is None or layer.memory.split is None:
+                return []
+            found.append(layer.memory.split)
+        return found
+
+
+def _most_beside(workspaces: Sequence[float], freed: Sequence[int], freed_before: int) -> float:
+    """Return the most bytes that passes of layers, from the last layer on, hold beside what was held before; 0 or more.
+
+    Args:
+        workspaces: Bytes held only during the pass of each layer.
+        freed: Bytes freed at its end, negative if more are held then.
+        freed_before: Bytes freed before the first pass.
+    """
+    most_bytes, freed_bytes = 0.0, freed_before
+    for workspace_bytes, own_bytes in zip(reversed(workspaces), reversed(freed), strict=True):
+        most_bytes = max(most_bytes, workspace_bytes - freed_bytes)
+        freed_bytes += own_bytes
+    return most_bytes
 
 
 @lru_cache(maxsize=65536)

@@ -55,7 +55,7 @@ def lower_bound_s(problem: SchedulingProblem) -> float:
         held = problem.activation_bytes[stages] * paths.trip[stages]
         held = held + problem.recomputed_bytes[stages] * problem.backward_input_s[stages]
         held = held + problem.weight_bytes[stages] * problem.backward_weight_s[stages]
-        if held.sum() > 0:
+        if held.sum() > 0 and problem.capacity_bytes[worker] > 0:
             bounds.append(head + held.sum() / problem.capacity_bytes[worker])
         bounds.extend(_window_bound_s(problem, paths, stage) for stage in stages)
     return max(bounds)

@@ -48,7 +48,8 @@ class SchedulingProblem:
         backward_latency_s: Propagation seconds from stage s + 1 to s, [stages - 1].
         activation_bytes: Bytes held from the start of F until the end of I or B, [stages, microbatches].
         weight_bytes: Bytes held from the end of I until the end of W, [stages, microbatches]. If they exceed
-            ``activation_bytes``, because the stage recomputes, they are held from the start of I or B on.
+            ``activation_bytes``, because the stage recomputes or keeps gradients of many outputs, they count from the
+            start of I or B on.
         capacity_bytes: Bytes of memory available for activations, [workers]; may be infinite.
     """
 
@@ -96,7 +97,7 @@ class SchedulingProblem:
 
     @property
     def recomputed_bytes(self) -> Floats:
-        """Bytes that I or B allocates at its start in addition to ``activation_bytes``, [stages, microbatches]."""
+        """Bytes that I or B takes from its start on in addition to ``activation_bytes``, [stages, microbatches]."""
         return np.maximum(self.weight_bytes - self.activation_bytes, 0.0)
 
     @property

@@ -1,6 +1,7 @@
 """Model files: what is written is read back, to the last bit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,7 @@ from planner.files.documents import Document
 from planner.files.model import read_model
 from planner.files.parsing import Part
 from planner.scenario.datasheet import find_kind
-from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.profile import LayerProfile, ModelProfile, PassMemory, SplitMemory, TimeTable, Workspace
 from planner.scenario.roofline import LayerWork, roofline_layer
 from planner.scenario.scenario import ModelCode
 from traces.common.errors import InputError
@@ -34,11 +35,16 @@ def tables(draw: st.DrawFn) -> TimeTable:
     return TimeTable(tuple(samples), *columns)
 
 
+SPACES = st.builds(Workspace, BYTES, BYTES)
+MEMORY = st.builds(PassMemory, BYTES, SPACES, st.none() | st.builds(SplitMemory, BYTES, SPACES, SPACES, SPACES))
+
+
 @st.composite
 def measured(draw: st.DrawFn, name: str, kinds: list[str]) -> LayerProfile:
     updates = {kind: draw(SECONDS) for kind in kinds if draw(st.booleans())}
     sizes = (draw(BYTES), draw(BYTES), draw(BYTES))
-    return LayerProfile(name, *sizes, {kind: draw(tables()) for kind in kinds}, updates)
+    memory = draw(st.none() | MEMORY)
+    return LayerProfile(name, *sizes, {kind: draw(tables()) for kind in kinds}, updates, memory=memory)
 
 
 def read_back(path: Path, name: str) -> ModelProfile:
@@ -100,6 +106,22 @@ def test_another_kind_is_added_and_a_new_measurement_replaces_the_old_one(tmp_pa
         add_to_model_file(path, ModelLayers("m", [layer("a", kind, forward_s)]))
     (found,) = read_back(path, "m").layers
     assert {kind: table.forward_s for kind, table in found.times.items()} == {"one": (3.0,), "two": (2.0,)}
+
+
+def test_of_the_memory_on_two_kinds_the_larger_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    split = SplitMemory(5, weight=Workspace(1, 7))
+    measured = {
+        "old": None,
+        "one": PassMemory(4, Workspace(3, 1)),
+        "two": PassMemory(2, Workspace(1, 8), split),
+        "three": PassMemory(2, Workspace(2, 2), SplitMemory(6)),
+    }
+    for kind, memory in measured.items():
+        add_to_model_file(path, ModelLayers("m", [replace(layer("a", kind, 1.0), memory=memory)]))
+    (found,) = read_back(path, "m").layers
+    assert found.memory == PassMemory(4, Workspace(3, 8), replace(split, deferred_bytes=6))
+    assert found.times.keys() == measured.keys()
 
 
 @pytest.mark.parametrize("text", ["name: n\nlayers: []\n", "[1, 2]\n", "name: m\nlayers: [{name: a}]\n", "name: m\n"])

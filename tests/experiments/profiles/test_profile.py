@@ -14,13 +14,15 @@ import yaml
 from torch import nn
 
 from executor.profiling.background_load import LoadConfig, background_load
-from executor.profiling.layer_memory import SavedBytes, saved_bytes, stage_peak_bytes
+from executor.profiling.layer_memory import SavedBytes, layer_memory, peak_on_cpu, saved_bytes, stage_peak_bytes
 from executor.profiling.layer_times import measure_layers
 from executor.profiling.model_profile import count_work
 from executor.training.models.loading import LayerSize, LoadedModel, SampleShape, load_with_sizes
 from executor.training.models.precision import boundary_dtype
+from executor.training.stage_module import StageModule
 from planner.files.importers.transformer import TransformerShape
 from planner.files.scenario import read_scenario
+from planner.scenario.profile import Workspace
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Training
 from tests.helpers.processes.command import ropebridge
@@ -222,12 +224,33 @@ LINEAR = LoadedModel(Linear(), (LayerSize(256, SampleShape((8,), torch.float32))
 
 
 def test_the_peak_of_a_linear_layer() -> None:
-    """Its data, first what it puts out and then the gradient of that, and the gradient of its weights."""
+    """Its data, and first what it puts out and then the gradient of that; targets are gone after the forward."""
     samples = 100
     row = 4 * 8 * samples
     peak_bytes = stage_peak_bytes(LINEAR, [0], samples, Training(samples), CPU)
-    # Inputs and targets, the numbers of the samples; the gradient of outputs, which the next stage holds by then.
-    assert 3 * row + 256 <= peak_bytes <= 4 * row + 256
+    # Inputs and targets, the numbers of the samples, and the outputs.
+    assert 3 * row <= peak_bytes <= 4 * row + 256
+
+
+def test_a_split_linear_layer_defers_its_inputs_and_the_gradient_of_its_outputs() -> None:
+    """Each has 8 float32 numbers; the weight gradient, 8 x 8 numbers, is all that its pass makes."""
+    memory = layer_memory(LINEAR, 1, SavedBytes(0, 4 * 8, 0), Training(16), CPU)
+    assert memory.split is not None
+    assert (memory.split.deferred_bytes, memory.split.weight) == (2 * 4 * 8, Workspace(4 * 8 * 8, 0))
+
+
+def test_the_weight_pass_holds_one_weight_gradient_at_a_time() -> None:
+    layers = (nn.Linear(64, 64, bias=False) for _ in range(3))
+    module = StageModule(list(layers), CPU, "fp32", copies_inputs=False)
+    module.start_step(recompute=False, splits=True)
+
+    def train_input() -> None:
+        module.forward(0, torch.ones(1, 64))
+        module.backward_input(0, torch.ones(1, 64))
+
+    train_input()
+    module.backward_weight(0)
+    assert peak_on_cpu(lambda: module.backward_weight(0), after=train_input) <= 4 * 64 * 64 + 3 * 2 * 4 * 64
 
 
 def test_measuring_leaves_the_parameters_as_they_are() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from planner.cost.layers import range_memory
 from planner.cost.memory import needed_bytes, state_bytes
 from planner.plan.actions import parse_action
-from planner.plan.plan import EXPLICIT, Replica, Stage
+from planner.plan.plan import EXPLICIT, Pipeline, Replica, Stage
 from planner.scenario.effects import MemoryEffects
-from planner.scenario.profile import LayerProfile, ModelProfile, PassMemory, TimeTable
+from planner.scenario.profile import LayerProfile, ModelProfile, PassMemory, SplitMemory, TimeTable, Workspace
 from planner.scenario.training import Optimizer
 from planner.step.memory import peak_bytes
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
@@ -99,7 +99,7 @@ def test_the_peak_is_that_of_layers_that_free_their_activations_one_by_one(
 ) -> None:
     base = chain_scenario([1.0], [1.0], parameter_bytes=0)
     layers = tuple(
-        replace(base.model.layers[0], activation_bytes=saved, memory=PassMemory(output, fixed, sample))
+        replace(base.model.layers[0], activation_bytes=saved, memory=PassMemory(output, Workspace(fixed, sample)))
         for saved, output, fixed, sample in sizes
     )
     scenario = replace(base, model=ModelProfile("chain", layers))
@@ -115,3 +115,35 @@ def test_the_peak_is_that_of_layers_that_free_their_activations_one_by_one(
             live.append((in_flight - 1) * microbatch + kept + fixed + samples * sample)
         assert needed_bytes(scenario, stage, samples, in_flight) == max(live)
         assert resident[first, end] + in_flight * saved_bytes[first, end] == max(live)
+
+
+SPACES = st.builds(Workspace, st.integers(0, 50), st.integers(0, 20))
+SPLITS = st.builds(SplitMemory, st.integers(0, 80), SPACES, SPACES, SPACES)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), SPLITS), min_size=1, max_size=5), st.integers(1, 5))
+def test_the_peak_of_a_split_backward_is_that_of_layers_one_by_one(
+    sizes: list[tuple[int, int, SplitMemory]], samples: int
+) -> None:
+    base = chain_scenario([1.0], [1.0], parameter_bytes=0, global_batch=2 * samples)
+    layers = tuple(
+        replace(base.model.layers[0], activation_bytes=saved, memory=PassMemory(output, split=split))
+        for saved, output, split in sizes
+    )
+    scenario = replace(base, model=ModelProfile("chain", layers))
+    order = tuple(parse_action(f"0{text}") for text in ("F0", "F1", "I0", "I1", "W0", "W1"))
+    stage = Stage(0, len(layers), (Replica("device-0"),), 2)
+    plan = chain_plan(scenario, bounds=(0, len(layers)))
+    plan = replace(plan, schedule=EXPLICIT, pipelines=(Pipeline((stage,), (samples,) * 2, (order,)),))
+    saved = [samples * each[0] for each in sizes]
+    deferred = [samples * each[2].deferred_bytes for each in sizes]
+    whole, stays = sum(saved) + samples * sizes[-1][1], sum(deferred)
+    # Both forwards are over; then the other microbatch has all that its forward saved, and then what it has deferred.
+    live = [2 * whole]
+    for other in (whole, stays):
+        for count, (_, _, split) in enumerate(sizes, 1):
+            own = other + sum(saved[:count])
+            live += [own + split.forward.at(samples), own + sum(deferred[count:]) + split.input.at(samples)]
+        live.append(other + stays)
+    live += [stays + sum(deferred[:count]) + each[2].weight.at(samples) for count, each in enumerate(sizes, 1)]
+    assert peak_bytes(plan, scenario, NOTHING)["device-0"] == max(live)

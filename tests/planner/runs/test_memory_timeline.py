@@ -16,7 +16,14 @@ from planner.runs.memory_timeline import leaders, memory_timelines, peak_memory_
 from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.effects import Effects, MemoryEffects
-from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
+from planner.scenario.profile import (
+    LayerProfile,
+    ModelProfile,
+    PassMemory,
+    SplitMemory,
+    TimeTable,
+    Workspace,
+)
 from planner.scenario.scenario import Scenario
 from planner.schedules import SCHEDULES
 from planner.step.memory import peak_bytes
@@ -30,6 +37,12 @@ from traces.common.errors import InputError
 QUICK = sorted(set(SCHEDULES) - {"optimal"})
 
 MEMORY = st.builds(MemoryEffects, st.integers(0, 10_000), st.sampled_from([0.0, 0.5, 1.5]))
+
+
+SPACES = st.builds(Workspace, st.integers(0, 1000), st.integers(0, 1000))
+MEASURED = st.builds(
+    PassMemory, st.integers(0, 1000), SPACES, st.builds(SplitMemory, st.integers(0, 3000), *[SPACES] * 3)
+)
 
 
 def with_memory(scenario: Scenario, memory: MemoryEffects) -> Scenario:
@@ -48,9 +61,12 @@ def held_at(record: RunRecord, device: str, time_s: float) -> float:
 
 @st.composite
 def scheduled(draw: st.DrawFn, cases: st.SearchStrategy[tuple[Scenario, Plan]]) -> tuple[Scenario, Plan]:
-    """The case with any schedule that fits it and any framework."""
+    """The case with any schedule that fits it, any framework, and layers whose memory was measured or not."""
     scenario, plan = draw(cases)
     scenario = with_memory(scenario, draw(MEMORY))
+    if draw(st.booleans()):
+        layers = tuple(replace(layer, memory=draw(MEASURED)) for layer in scenario.model.layers)
+        scenario = replace(scenario, model=replace(scenario.model, layers=layers))
     plan = replace(plan, pipelines=tuple(replace(each, orders=()) for each in plan.pipelines))
     try:
         plan = with_schedule(plan, scenario, draw(st.sampled_from(QUICK)), draw(st.sampled_from(ORDERS)))
@@ -107,6 +123,36 @@ def test_between_steps_nothing_but_states_is_held(case: tuple[Scenario, Plan]) -
     for (device, step), end_s in last.items():
         if begins.get((device, step + 1), np.inf) > end_s:
             assert held_at(record, device, end_s) == pytest.approx(lines[device].held_bytes[0], abs=1e-3)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(MEASURED, min_size=2, max_size=2),
+    st.lists(st.booleans(), min_size=2, max_size=2),
+    st.sampled_from(["zb-h1", "zb-h2"]),
+    st.floats(1.0, 3.0),
+)
+def test_schedules_that_limit_memory_stay_within_it(
+    measured: list[PassMemory], recompute: list[bool], schedule: str, room: float
+) -> None:
+    scenario = mesh_scenario(2, [1.0, 1.0], [1.0, 1.0], parameter_bytes=[100, 100], global_batch=6)
+    layers = tuple(
+        replace(layer, activation_bytes=1000, output_bytes=500, memory=memory)
+        for layer, memory in zip(scenario.model.layers, measured, strict=True)
+    )
+    plan = layered_plan(scenario, [([(1, 1, 3), (2, 1, 3)], [1] * 6)])
+    stages = (replace(stage, recompute=each) for stage, each in zip(plan.pipelines[0].stages, recompute, strict=True))
+    plan = replace(plan, pipelines=(replace(plan.pipelines[0], stages=tuple(stages)),))
+    scenario = replace(scenario, model=replace(scenario.model, layers=layers))
+    least = peak_bytes(replace(plan, schedule="1f1b").with_microbatches(0, (1,) * 6, (1, 1)), scenario)
+    devices = tuple(replace(each, memory_bytes=round(room * max(least.values()))) for each in scenario.cluster.devices)
+    scenario = replace(scenario, cluster=replace(scenario.cluster, devices=devices))
+    try:
+        peaks = peak_bytes(with_schedule(plan, scenario, schedule), scenario)
+    except InputError:
+        # One microbatch, split, may need more than one unsplit.
+        assume(False)
+    assert max(peaks.values()) <= devices[0].memory_bytes
 
 
 # --- by hand --------------------------------------------------------------------------------------------------
