@@ -1,15 +1,14 @@
 """The memory that stages need on a device.
 
     peak = framework
-         + (8 + 4 * values of the optimizer per parameter + copy) * number of parameters
+         + bytes per parameter * number of parameters
          + in flight * samples * activations of the stage's layers
          + workspace
 
-All terms are bytes. The second term is for parameters, gradients and optimizer state, which are float32, and for a copy
-of the parameters in half precision (`bytes_per_parameter`). The third term is for the
-microbatches in flight, as in DeepCEE and Asteroid (depth K_s times the activations of one microbatch). The first
-term is of `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions
-instead.
+All terms are bytes. The second term is for parameters, gradients and optimizer state, and for the copies and buffers of
+the framework (`planner.scenario.parameter_memory`). The third term is for the microbatches in flight, as in DeepCEE and
+Asteroid (depth K_s times the activations of one microbatch). The first term is of
+`planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions instead.
 
 The workspace of a layer is what its passes hold only while they run, as measured or as a share of the activations that
 it saves (`MemoryEffects`). A backward frees activations from the last layer on, so that the last term is::
@@ -34,8 +33,9 @@ from functools import lru_cache
 from math import inf
 
 from planner.plan.plan import Stage
+from planner.scenario.parameter_memory import parameter_memory
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES, OPTIMIZER_STATES, Training
+from planner.scenario.training import FLOAT32_BYTES
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:
@@ -44,16 +44,7 @@ def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: in
     With tensor parallelism these are the bytes of one of the ``degree`` devices that share each layer.
     """
     size_bytes = scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
-    return size_bytes * bytes_per_parameter(scenario.training) // FLOAT32_BYTES
-
-
-def bytes_per_parameter(training: Training) -> int:
-    """Return the bytes that a device holds for each parameter while it trains.
-
-    These are the parameter, its gradient and the optimizer's values as float32, and the copy that half precisions
-    compute with: with AdamW 16 bytes in fp32, and 18 in bf16.
-    """
-    return FLOAT32_BYTES * (2 + OPTIMIZER_STATES[training.optimizer.name]) + training.formats.copy_bytes
+    return int(size_bytes * parameter_memory(scenario.training).total_bytes // FLOAT32_BYTES)
 
 
 def saved_activation_bytes(scenario: Scenario, stage: Stage, degree: int = 1) -> int:

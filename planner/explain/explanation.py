@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.cost.memory import bytes_per_parameter
 from planner.explain.loads import PipelineLoads, pipeline_loads
 from planner.explain.sensitivity import sensitivity_of
 from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
+from planner.scenario.parameter_memory import parameter_memory
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import PRECISIONS
 from planner.systems.auto.robust import RobustRate, robust_rate
@@ -29,6 +29,7 @@ class Explanation:
         unused_devices: Names of the cluster's devices to which the plan gives no layers.
         precision: The scenario's precision, one of `planner.scenario.training.PRECISIONS`.
         bytes_per_parameter: Bytes that a device holds for each parameter: it, its gradient, optimizer state and copies.
+        bytes_source: What these bytes are, and where the numbers are from.
         robust: Throughput that the plan reaches in most windows of the links' traces; None if not evaluated.
     """
 
@@ -40,7 +41,8 @@ class Explanation:
     verdict: Bottleneck
     unused_devices: tuple[str, ...]
     precision: str
-    bytes_per_parameter: int
+    bytes_per_parameter: float
+    bytes_source: str
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
@@ -51,8 +53,8 @@ class Explanation:
         """Return the explanation as lines of text: precision, loads, unused devices, and the verdict last."""
         number_bytes = PRECISIONS[self.precision].number_bytes
         lines = [
-            f"precision {self.precision}: {self.bytes_per_parameter} bytes a parameter with its training state, "
-            f"{number_bytes} bytes a number in activations and messages"
+            f"precision {self.precision}: {self.bytes_per_parameter:g} bytes a parameter with its training state "
+            f"({self.bytes_source}), {number_bytes} bytes a number in activations and messages"
         ]
         lines += [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:
@@ -73,7 +75,7 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
     Raises:
         InputError: The order of actions deadlocks, or ``quantile`` is not a share below 1.
     """
-    of = sensitivity_of(plan, scenario)
+    of, held = sensitivity_of(plan, scenario), parameter_memory(scenario.training)
     pipelines, gains = pipeline_loads(of), gains_of(of)
     return Explanation(
         of.step_s,
@@ -84,7 +86,8 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
         verdict_of(of, pipelines, gains),
         tuple(device.name for device in scenario.cluster.devices if device.name not in plan.devices),
         scenario.training.precision,
-        bytes_per_parameter(scenario.training),
+        held.total_bytes,
+        str(held),
         None if quantile is None else robust_rate(plan, scenario, quantile),
     )
 

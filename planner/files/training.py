@@ -7,6 +7,7 @@ from pydantic import Field, WithJsonSchema
 
 from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry
 from planner.scenario.data import TOKEN_TYPES, DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
+from planner.scenario.parameter_memory import FRAMEWORKS, parameter_memory
 from planner.scenario.training import (
     DEFAULT_PRECISION,
     PRECISIONS,
@@ -129,6 +130,9 @@ class TrainingEntry:
         noise_scale: Whether the gradient noise scale is measured.
         data: The data for runs with real compute, or the path of a file with it; the model's own data if absent.
         batch: Limits within which a policy may change the global batch; it never changes if absent.
+        bytes_per_parameter: Bytes that plans count on a device for each parameter with its gradient, the optimizer's
+            values and all copies; those of ``framework`` if absent.
+        framework: The framework whose rule gives these bytes: torch (that of runs), megatron-lm, deepspeed or sailor.
     """
 
     global_batch: Positive
@@ -140,6 +144,8 @@ class TrainingEntry:
     noise_scale: bool = False
     data: DataEntry | str | None = None
     batch: BatchEntry | None = None
+    bytes_per_parameter: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    framework: Annotated[str, WithJsonSchema({"enum": list(FRAMEWORKS)})] | None = None
 
 
 # Planning a step of more would take hours.
@@ -161,7 +167,20 @@ def read_training(part: Part) -> Training:
     optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
     data = None if entry.data is None else read_data(part.inner("data"))
     limits = None if entry.batch is None else _batch_limits(entry.batch, entry.global_batch, part)
-    return Training(**{**asdict(entry), "optimizer": optimizer, "data": data, "batch": limits})
+    if entry.bytes_per_parameter is not None and entry.framework is not None:
+        raise InputError(
+            "'bytes_per_parameter' and 'framework' are two ways to say one number",
+            where=part.where("framework"),
+            valid="remove one of them",
+        )
+    framework = {} if entry.framework is None else {"framework": entry.framework}
+    given = {key: each for key, each in asdict(entry).items() if key != "framework"}
+    training = Training(**{**given, "optimizer": optimizer, "data": data, "batch": limits, **framework})
+    try:
+        parameter_memory(training)
+    except InputError as error:
+        raise InputError(error.problem, part.where("framework"), error.valid) from None
+    return training
 
 
 def _batch_limits(entry: BatchEntry, global_batch: int, part: Part) -> BatchLimits:

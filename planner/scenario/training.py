@@ -206,6 +206,9 @@ class Training:
         noise_scale: Whether the devices that share a batch measure the gradient noise scale in every step.
         data: The data for runs with real compute; None if the model has its own.
         batch: Limits of the global batch; None if it is always ``global_batch``.
+        bytes_per_parameter: Bytes that plans count on a device for each parameter with all of its training state; None
+            for those of ``framework``. The tensors of a run do not depend on them.
+        framework: The framework whose rule gives these bytes, one of `planner.scenario.parameter_memory.FRAMEWORKS`.
     """
 
     global_batch: int
@@ -217,6 +220,8 @@ class Training:
     noise_scale: bool = False
     data: TrainingData | None = None
     batch: BatchLimits | None = None
+    bytes_per_parameter: float | None = None
+    framework: str = "torch"
 
     @property
     def largest_batch(self) -> int:

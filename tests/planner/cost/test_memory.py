@@ -18,6 +18,40 @@ from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered
 NOTHING = MemoryEffects()
 
 
+@given(st.integers(0, 2**40), st.integers(1, 64), st.integers(1, 8), st.booleans())
+def test_what_a_plan_needs_is_linear_in_the_bytes_per_parameter(
+    parameters: int, each: int, factor: int, recompute: bool
+) -> None:
+    base = chain_scenario([1.0], [1.0], parameter_bytes=4 * parameters, activation_bytes=7)
+    stage = Stage(0, 1, (Replica("device-0"),), 1, recompute)
+
+    def needed(bytes_per_parameter: int) -> int:
+        training = replace(base.training, bytes_per_parameter=bytes_per_parameter)
+        return needed_bytes(replace(base, training=training), stage, 3, 2)
+
+    assert needed(factor * each) - needed(each) == (factor - 1) * each * parameters
+    # Plain SGD holds the parameter and its gradient.
+    assert needed(8) == needed_bytes(base, stage, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "expected"),
+    [
+        ("torch", "fp32", 16),
+        ("torch", "bf16", 18),
+        ("megatron-lm", "fp32", 16),
+        ("megatron-lm", "bf16", 18),
+        ("megatron-lm", "fp16", 20),
+        ("deepspeed", "fp16", 16),
+        ("sailor", "fp32", 24),
+    ],
+)
+def test_frameworks_hold_what_their_sources_say(framework: str, precision: str, expected: int) -> None:
+    base = chain_scenario([1.0], [1.0], parameter_bytes=400)
+    training = replace(base.training, optimizer=Optimizer("adamw"), precision=precision, framework=framework)
+    assert state_bytes(replace(base, training=training), 0, 1) == 100 * expected
+
+
 def test_states_are_parameter_gradient_and_what_the_optimizer_keeps() -> None:
     scenario = chain_scenario([1.0], [1.0], parameter_bytes=100)
     adam = replace(scenario, training=replace(scenario.training, optimizer=Optimizer("adamw")))

@@ -225,3 +225,13 @@ def test_a_saving_of_nothing_is_said_in_words() -> None:
     scenario = choose_scenario("cloud-edge-end")
     sentence = explain(make_plan("ddp", scenario), scenario).verdict.sentence
     assert "would hardly help there alone, but everywhere make the step 13 % shorter" in sentence
+
+
+def test_the_bytes_of_a_parameter_are_said_with_their_source() -> None:
+    scenario, plan = bound_by_compute()
+    assert "8 bytes a parameter with its training state (parameter 4, gradient 4; torch" in str(explain(plan, scenario))
+    stated = replace(scenario, training=replace(scenario.training, bytes_per_parameter=6.5))
+    explanation = explain(plan, stated)
+    assert "6.5 bytes a parameter with its training state (given in the scenario)" in str(explanation)
+    memory = [each.pipelines[0].stages[0].memory_bytes for each in (explain(plan, scenario), explanation)]
+    assert memory[1] < memory[0]

@@ -380,6 +380,31 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "model:\n  precision: fp23\n",
         ("21: model.precision", "unknown precision 'fp23'", "did you mean", "valid: fp32, tf32, bf16, fp16, fp8"),
     ),
+    "no bytes for a parameter": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  bytes_per_parameter: 0",
+        ("36: training.bytes_per_parameter", "0 is not valid", "greater than 0"),
+    ),
+    "unknown framework": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  framework: megatron",
+        ("36: training.framework", "unknown framework 'megatron'", "did you mean 'megatron-lm'?"),
+    ),
+    "framework of another precision": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  framework: deepspeed",
+        ("36: training.framework", "not known in precision fp32", "known precisions: fp16"),
+    ),
+    "framework of another optimizer": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  framework: sailor",
+        ("36: training.framework", "not known for optimizer 'sgd'", "known optimizer: adamw"),
+    ),
+    "framework and number": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  framework: sailor\n  bytes_per_parameter: 24",
+        ("36: training.framework", "two ways to say one number", "remove one"),
+    ),
     "unknown precision": (
         "  global_batch: 32",
         "  global_batch: 32\n  precision: bf16-mixed",
