@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Row = Mapping[str, str | float | int]
@@ -80,6 +81,37 @@ class Claim:
     paper: str
     measured: float
     setting: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedClaim(Claim):
+    """A claim that is judged in every setting; ``measured`` is the median of the settings.
+
+    Attributes:
+        least: The least of all settings.
+        largest: The largest of all settings.
+        bar: The value from which on the claim appears in a setting.
+        settings: Number of settings.
+        appears: Number of settings in which the claim appears.
+        verdict: ``appears``, ``appears in k of n settings``, or ``does not appear``.
+    """
+
+    least: float
+    largest: float
+    bar: float
+    settings: int
+    appears: int
+    verdict: str
+
+
+def judge_claim(claim: str, paper: str, values: Sequence[float], bar: float, where: str) -> JudgedClaim:
+    """Return the verdict on a claim that appears in a setting if the setting's value is at least ``bar``."""
+    appears, count = sum(value >= bar for value in values), len(values)
+    verdict = f"appears in {appears} of {count} settings"
+    if appears in (0, count):
+        verdict = "appears" if appears else "does not appear"
+    spread = (median(values), min(values), max(values)) if values else (0.0, 0.0, 0.0)
+    return JudgedClaim(claim, paper, spread[0], where, *spread[1:], bar, count, appears, verdict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Draws the figures of the reproductions, one for each published system."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import ceil
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, ScalarFormatter
 
@@ -12,70 +12,59 @@ from experiments.benches.result import Row
 from experiments.report.data.labels import (
     BLUE,
     COLOURS,
-    GREEN,
     GREY,
     LIGHT_GREY,
     ORANGE,
-    PURPLE,
     SKY,
-    VERMILLION,
     run_line,
 )
 from experiments.report.figures.picture import picture
 
-_ASTEROID_LOOKS = {
-    "ddp": (VERMILLION, "o"),
-    "gpipe": (ORANGE, "s"),
-    "pipedream": (BLUE, "^"),
-    "dapple": (GREEN, "v"),
-    "hetpipe": (PURPLE, "D"),
-}
+_MARKERS = "os^vDP*X<>ph"
 
 
 def draw_asteroid(
-    speeds: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
+    contests: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
 ) -> None:
     """Draw Asteroid's speed-up in each setting, and the speed-up of its recovery.
 
     Args:
-        speeds: Rows with ``model``, ``cluster``, ``batch``, ``strategy`` and ``asteroid_ratio``.
+        contests: Rows with ``model``, ``cluster``, ``batch``, ``precision`` and the throughput of each strategy.
         losses: Rows with ``ratio`` and ``ratio_once_known``.
         claimed: The published speed-ups over data and pipeline parallelism, over hybrid pipelines, and of recovery.
         path: A PNG file to write.
     """
     parallel, hybrid, recovery = claimed
-    with picture(path, 6.0) as figure:
+    names = [", ".join(str(row[key]) for key in ("model", "cluster", "batch", "precision")) for row in contests]
+    with picture(path, 2.0 + 0.2 * len(contests)) as figure:
         left, middle, right = figure.subplots(1, 3, width_ratios=(3, 3, 2))
-        _draw_asteroid_ratios(left, speeds, ("ddp", "gpipe"), parallel)
-        _draw_asteroid_ratios(middle, speeds, ("pipedream", "dapple", "hetpipe"), hybrid)
+        for axes, rivals, bar in (
+            (left, ("ddp", "gpipe", "zb-h1-equal"), parallel),
+            (middle, ("pipedream", "dapple", "hetpipe"), hybrid),
+        ):
+            _draw_ratios(axes, contests, names, "asteroid", rivals)
+            axes.axvline(bar, color=GREY, linestyle=":", label=f"published: up to {bar:g}")
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         middle.set_yticklabels([])
         _draw_recovery(right, losses, recovery)
 
 
-def _draw_asteroid_ratios(axes: Axes, rows: Sequence[Row], strategies: Sequence[str], claimed: float) -> None:
-    names = list(dict.fromkeys(_asteroid_setting(row) for row in rows))
-    for strategy in strategies:
-        own = [row for row in rows if row["strategy"] == strategy]
-        colour, marker = _ASTEROID_LOOKS[strategy]
-        axes.plot(
-            [float(row["asteroid_ratio"]) for row in own],
-            [names.index(_asteroid_setting(row)) for row in own],
-            color=colour,
-            marker=marker,
-            linestyle="",
-            label=f"to {strategy}",
-        )
+def _draw_ratios(axes: Axes, rows: Sequence[Row], names: Sequence[str], own: str, rivals: Sequence[str]) -> None:
+    """Draw a mark for each row and rival: the throughput of ``own`` divided by the rival's; none if this is 0."""
+    colours = cycle(COLOURS)
+    for rival, marker, colour in zip(rivals, cycle(_MARKERS), colours, strict=False):
+        marks = [(float(row[own]) / float(row[rival]), place) for place, row in enumerate(rows) if float(row[rival])]
+        ratios, places = zip(*marks, strict=True) if marks else ((), ())
+        axes.plot(ratios, places, color=colour, marker=marker, linestyle="", markersize=4, label=f"to {rival}")
     axes.axvline(1.0, color=GREY, linewidth=0.8)
-    axes.axvline(claimed, color=GREY, linestyle=":", label=f"published: up to {claimed:g}")
     axes.set_xscale("log")
-    axes.set_xticks([1, 2, 5, 10, 20, 50] if claimed > 10 else [0.5, 1, 2, 4])
+    axes.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50]))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="y", alpha=0.3)
-    axes.set_xlabel("Asteroid's throughput ÷ theirs, simulated")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    axes.set_xlabel(f"{own}'s throughput ÷ theirs, simulated, each with its best knobs")
 
 
 def _draw_recovery(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
@@ -89,10 +78,6 @@ def _draw_recovery(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
     axes.set_xlabel("departures, by ratio")
     axes.set_ylabel("recovery time: heavy rescheduling ÷ replay")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
-
-
-def _asteroid_setting(row: Row) -> str:
-    return f"{row['model']}, {row['cluster']}, {row['batch']}"
 
 
 # Number of panels side by side.
@@ -197,22 +182,17 @@ def _draw_speedups(axes: Axes, rows: Sequence[Row], claimed: float) -> None:
     axes.legend(loc="upper left")
 
 
-def draw_deepcee(rows: Sequence[Row], systems: Sequence[str], path: Path) -> None:
-    """Draw a group of bars for each row: the throughput of each system divided by the first system's.
+def draw_deepcee(rows: Sequence[Row], rivals: Sequence[str], claimed: tuple[float, float], path: Path) -> None:
+    """Draw DeepCEE's throughput divided by that of each rival, in each setting.
 
     Args:
         rows: Rows with a ``setting`` and the throughput of each system, 0 for a system that cannot run.
-        systems: Names of the systems.
+        rivals: Names of the rivals.
+        claimed: The published range of ratios.
         path: The file to write.
     """
-    with picture(path, 0.6 * len(rows) + 1.2) as figure:
+    with picture(path, 0.35 * len(rows) + 1.5) as figure:
         axes = figure.subplots()
-        places, height = np.arange(len(rows)), 0.8 / len(systems)
-        for number, (system, colour) in enumerate(zip(systems, COLOURS, strict=False)):
-            shares = [float(row[system]) / float(row[systems[0]]) for row in rows]
-            axes.barh(places + (number - (len(systems) - 1) / 2) * height, shares, height, color=colour, label=system)
-        axes.axvline(1.0, color=GREY, linewidth=0.8)
-        axes.set_yticks(places, [str(row["setting"]) for row in rows])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"throughput relative to {systems[0]}; no bar: does not fit into memory")
-        figure.legend(loc="outside upper left", ncols=len(systems))
+        axes.axvspan(*claimed, color=LIGHT_GREY, label="published range")
+        _draw_ratios(axes, rows, [str(row["setting"]) for row in rows], "deepcee", rivals)
+        figure.legend(loc="outside upper left", ncols=4)

@@ -35,6 +35,9 @@ CLUSTERS = {
 
 BATCHES = (32, 256)
 
+# Number formats in which every setting is measured. Boards of these kinds have no bfloat16.
+PRECISIONS = ("fp32", "fp16")
+
 
 @cache
 def edge_models() -> dict[str, tuple[tuple[LayerWork, ...], str]]:
@@ -47,7 +50,7 @@ def edge_models() -> dict[str, tuple[tuple[LayerWork, ...], str]]:
     }
 
 
-def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
+def edge_scenario(model: str, boards: Sequence[str], batch: int, precision: str = PRECISIONS[0]) -> Scenario:
     """Return one of `edge_models` on boards of these kinds on one LAN, with a global batch of ``batch`` samples."""
     layers, optimizer = edge_models()[model]
     kinds = [find_kind(kind) for kind in dict.fromkeys(boards)]
@@ -56,8 +59,8 @@ def edge_scenario(model: str, boards: Sequence[str], batch: int) -> Scenario:
         Device(f"{kind.removeprefix('jetson-')}-{index}", kind, "lan", memory_bytes[kind], interface_bps=LAN_BPS)
         for index, kind in enumerate(boards)
     )
-    profile = ModelProfile(model, tuple(roofline_layer(layer, kinds, "fp32") for layer in layers))
-    training = Training(batch, optimizer=Optimizer(optimizer))
+    profile = ModelProfile(model, tuple(roofline_layer(layer, kinds, precision) for layer in layers))
+    training = Training(batch, optimizer=Optimizer(optimizer), precision=precision)
     effects = Effects(
         network=NetworkEffects(payload_efficiency=TCP_PAYLOAD_EFFICIENCY),
         memory=MemoryEffects(framework_bytes=FRAMEWORK_BYTES),

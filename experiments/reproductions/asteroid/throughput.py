@@ -1,25 +1,24 @@
-"""Measures the simulated throughput of Asteroid and the baselines, and the errors of Asteroid's closed form."""
+"""Measures the simulated throughput of Asteroid and its rivals, and the errors of Asteroid's closed form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import mean
 
 import numpy as np
 
 from experiments.benches.planning.pipeline_families import Times, problem_of
 from experiments.benches.result import Row
-from planner.cost.in_flight import fitting_depths
-from planner.plan.plan import Pipeline, Plan
-from planner.runs.metrics import measure, step_ends_s
+from experiments.reproductions.contests.contenders import CONTENDERS, asteroid_plans
+from experiments.reproductions.contests.contest import best_entry, best_of, describe
+from planner.runs.metrics import step_ends_s
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b
 from planner.systems.asteroid.round_latency import RoundStep, dominant_step, round_latency_s, round_steps
-from planner.systems.asteroid.stage_costs import levelled
-from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, hybrid_plan, plain_depth
+from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, plain_depth
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
-from traces.common.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,78 +73,68 @@ def describe_errors(errors: Sequence[float]) -> str:
     return f"{mean(errors):+.1%} in the mean, {min(errors):+.1%} to {max(errors):+.1%}"
 
 
-PARALLEL = ("ddp", "gpipe")
+OWN = "asteroid"
+CORRECTED = "asteroid-duplex"
+DATA_PARALLEL = ("ddp",)
+PIPELINES = ("gpipe", "zb-h1-equal")
 HYBRID = ("pipedream", "dapple", "hetpipe")
-OWN = ("asteroid", "asteroid-duplex")
-
-# The first step fills an empty pipeline; the two after it show the throughput.
-STEPS = 3
+RIVALS = tuple(name for name in CONTENDERS if name not in (OWN, "regional pipelines"))
 
 
-def simulated_samples_per_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the simulated throughput of a plan, samples/s."""
-    return measure(Simulator().run(scenario, plan, None, STEPS)).samples_per_s
-
-
-def throughput_rows(scenario: Scenario, place: Row) -> list[Row]:
-    """Return a row for each strategy that finds a plan, Asteroid first; rows begin with the columns of ``place``."""
-    rows: list[Row] = []
-    asteroid_per_s = 0.0
-    for strategy in (*OWN, *PARALLEL, *HYBRID):
-        try:
-            plan = make_plan(strategy, scenario)
-        except InputError:
-            # A baseline whose plan does not fit into memory is left out.
-            continue
-        record = Simulator().run(scenario, plan, None, STEPS)
-        samples_per_s = measure(record).samples_per_s
-        asteroid_per_s = asteroid_per_s or samples_per_s
-        first_s = step_ends_s(record.events)[0]
-        rows.append(
-            {
-                **place,
-                "strategy": strategy,
-                "stages": "/".join(str(len(stage.replicas)) for stage in plan.pipelines[0].stages),
-                "pipelines": len(plan.pipelines),
-                "samples_per_s": samples_per_s,
-                "asteroid_ratio": asteroid_per_s / samples_per_s,
-                "first_step_s": first_s,
-                "closed_form_error": _error(plan, scenario, first_s, duplex=False),
-                "corrected_error": _error(plan, scenario, first_s, duplex=True),
-            }
-        )
-    return rows
-
-
-def _error(plan: Plan, scenario: Scenario, first_s: float, duplex: bool) -> float | str:
-    """Return the closed form's relative error on the first step; empty text if the form does not apply to the plan."""
-    pipeline = plan.pipelines[0]
-    if plan.strategy not in OWN or len(pipeline.stages) == 1:
-        return ""
-    return round_latency_s(round_steps(pipeline, scenario), len(pipeline.microbatches), duplex) / first_s - 1
-
-
-def without_mechanisms(scenario: Scenario, plan: Plan) -> dict[str, Plan]:
-    """Return Asteroid's plan with each mechanism off, by mechanism; leave out plans that do not fit into memory."""
-    (pipeline,) = plan.pipelines
-    depths = [plain_depth(len(pipeline.stages) - index) for index in range(len(pipeline.stages))]
-    even = tuple(
-        replace(stage, replicas=tuple(replace(replica, share=1.0) for replica in stage.replicas))
-        for stage in pipeline.stages
-    )
-    unknowing = hybrid_plan(levelled(scenario), by_memory(scenario.cluster.devices), plan.strategy, HybridRules())
-    found = {
-        "depths 2(P - p) - 1: P - p": _with_depths(plan, pipeline, depths, scenario),
-        "shares by speed: even": _with_depths(
-            plan, replace(pipeline, stages=even), [stage.in_flight for stage in pipeline.stages], scenario
-        ),
-        "planning with each device's speed: with the mean": unknowing,
+def contest_row(scenario: Scenario) -> Row:
+    """Return the throughput of Asteroid and of every rival, each with its best knobs, 0 for those without a plan."""
+    entries = {name: best_entry(name, scenario) for name in (OWN, *RIVALS)}
+    own = entries[OWN]
+    assert own.plan is not None, "Asteroid has a plan in every setting"
+    rival = max(RIVALS, key=lambda name: entries[name].samples_per_s)
+    best = entries[rival]
+    return {
+        **{name: entry.samples_per_s for name, entry in entries.items()},
+        "best_rival": rival,
+        "ratio_to_best": own.samples_per_s / best.samples_per_s if best.plan else inf,
+        "boards": len(own.plan.devices),
+        "plan": describe(own.plan, scenario),
+        "best_rival_plan": describe(best.plan, scenario) if best.plan else "",
     }
-    return {name: each for name, each in found.items() if each is not None}
 
 
-def _with_depths(plan: Plan, pipeline: Pipeline, depths: list[int], scenario: Scenario) -> Plan | None:
-    fitted = fitting_depths(depths, pipeline.stages, scenario, pipeline.microbatches)
-    if fitted is None:
-        return None
-    return replace(plan, pipelines=(pipeline.with_depths(fitted),))
+def ratio_to(row: Row, names: Sequence[str]) -> float | None:
+    """Return Asteroid's throughput divided by that of the fastest of some rivals; None if none of them has a plan."""
+    fastest = max(float(row[name]) for name in names)
+    return float(row[OWN]) / fastest if fastest else None
+
+
+def own_errors(scenario: Scenario) -> Row:
+    """Return the errors of both closed forms on the first step of Asteroid's plans over all boards."""
+    row: dict[str, str | float] = {}
+    for strategy in (OWN, CORRECTED):
+        plan = make_plan(strategy, scenario)
+        (pipeline,) = plan.pipelines
+        if len(pipeline.stages) > 1:
+            first_s = step_ends_s(Simulator().run(scenario, plan, None, 1).events)[0]
+            steps, count = round_steps(pipeline, scenario), len(pipeline.microbatches)
+            for form, duplex in (("published", False), ("corrected", True)):
+                row[f"{strategy}: {form}"] = round_latency_s(steps, count, duplex) / first_s - 1
+    return row
+
+
+def ablation_rows_of(scenario: Scenario) -> list[Row]:
+    """Return a row for each mechanism of the planner: Asteroid's best throughput with it, and planned without it."""
+    whole = best_entry(OWN, scenario).samples_per_s
+    plain = HybridRules()
+    rows: list[Row] = []
+    for mechanism, rules in {
+        "allocation by speed: equal": replace(plain, even=True),
+        "depths 2(P - p) - 1: P - p": replace(plain, depth=plain_depth),
+        "groups of boards: single boards": replace(plain, widest=1),
+    }.items():
+        without = best_of(asteroid_plans(scenario, rules), scenario).samples_per_s
+        rows.append(_ablation(mechanism, whole, without))
+    unknowing = best_of(asteroid_plans(scenario, plain, levels=True), scenario).samples_per_s
+    rows.append(_ablation("planning with each board's speed: with the mean", whole, unknowing))
+    corrected = best_entry(CORRECTED, scenario).samples_per_s
+    return [*rows, _ablation("ours, correction for full duplex: published form", corrected, whole)]
+
+
+def _ablation(mechanism: str, whole: float, without: float) -> Row:
+    return {"mechanism": mechanism, "whole": whole, "without": without, "gain": whole / without if without else inf}

@@ -1,9 +1,8 @@
-"""The scenarios of DeepCEE's reproduction, and the throughput of its baselines.
+"""The scenarios of DeepCEE's reproduction.
 
 From the paper: regions of the kinds cloud, edge and end, with fast links inside and slow, unstable links between them.
 Assumption: all devices, models and batches below; 10 to 100 Gbit/s inside a region, 0.1 to 1 Gbit/s at 10 to 60 ms
-between regions. Times are those of the roofline (`planner.scenario.roofline`) for 32-bit tensors, multiplied in TF32
-on GPUs that have it.
+between regions. Times are those of the roofline (`planner.scenario.roofline`).
 """
 
 from collections.abc import Sequence
@@ -12,65 +11,17 @@ from functools import cache
 from itertools import combinations
 
 from experiments.reproductions.architectures import gpt, vit_huge
-from planner.cost.in_flight import plain_depths
-from planner.plan.microbatches import even_cut, even_microbatches
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
-from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.datasheet import find_kind
 from planner.scenario.profile import LayerProfile, ModelProfile
 from planner.scenario.roofline import LayerWork, roofline_layer
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
-from planner.systems.registry import make_plan
-from sim.simulator import Simulator
-from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
-DATA_PARALLEL = "ddp"
-SLOW_TO_PLAN = "asteroid"
-BASELINES = ("megatron", DATA_PARALLEL, SLOW_TO_PLAN, "zb-h1-equal")
-
-
-def throughput(scenario: Scenario, plan: Plan, steps: int) -> float:
-    """Return the simulated throughput of a plan, samples/s."""
-    return measure(Simulator().run(scenario, plan, None, steps)).samples_per_s
-
-
-def baseline_throughput(name: str, scenario: Scenario, steps: int) -> tuple[float, str]:
-    """Return the simulated throughput of a baseline, samples/s, and a remark on how it runs or why it does not.
-
-    The throughput is 0 if the baseline does not fit into memory. Data parallelism that does not fit is replaced by a
-    pipeline in each region.
-    """
-    try:
-        return throughput(scenario, make_plan(name, scenario), steps), "runs"
-    except InputError:
-        if name != DATA_PARALLEL:
-            return 0.0, "does not fit into memory"
-    try:
-        return throughput(scenario, regional_pipelines(scenario), steps), "a uniform pipeline in each region"
-    except InputError:
-        return 0.0, "does not fit into memory, nor does a pipeline in each region"
-
-
-def regional_pipelines(scenario: Scenario) -> Plan:
-    """Return a plan with a uniform 1F1B pipeline in each region, each of which takes an equal part of the batch."""
-    cluster, layers = scenario.cluster, len(scenario.model.layers)
-    parts = even_cut(scenario.training.global_batch, len(cluster.regions))
-    pipelines = []
-    for region, samples in zip(cluster.regions, parts, strict=True):
-        devices = [device.name for device in cluster.devices if device.region == region]
-        count = len(devices)
-        stages = tuple(
-            Stage(layers * index // count, layers * (index + 1) // count, (Replica(devices[index]),), depth)
-            for index, depth in enumerate(plain_depths(count))
-        )
-        pipelines.append(Pipeline(stages, even_microbatches(scenario, samples, count)))
-    return Plan(scenario.name, scenario.model.name, "regional pipelines", "1f1b", tuple(pipelines))
-
-
-PRECISION = "tf32"
+# Number formats in which every setting is measured: 32-bit training, in TF32 on GPUs that have it, and mixed 16-bit
+# training, as the hardware of the clusters is used today. V100 and Titan RTX have no bfloat16.
+PRECISIONS = ("tf32", "fp16")
 
 # Width and number of blocks in GPT-3's table of models: 1.3, 2.7 and 6.7 billion parameters.
 GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 32)}
@@ -78,7 +29,8 @@ GPT_SIZES = {"gpt-1.3b": (2048, 24), "gpt-2.7b": (2560, 32), "gpt-6.7b": (4096, 
 VISION_MODEL = "vit-huge"
 MODELS = (*GPT_SIZES, VISION_MODEL)
 
-# Samples (sequences or images) of a step, and of a microbatch for strategies that do not choose its size.
+# Samples (sequences or images) of a step, and of a microbatch for strategies that do not choose its size; contenders of
+# the reproduction do.
 BATCHES = {**dict.fromkeys(GPT_SIZES, (64, 2)), VISION_MODEL: (256, 8)}
 
 
@@ -123,6 +75,7 @@ def deepcee_scenario(
     *,
     mixed: bool = False,
     trace: LinkTrace | None = None,
+    precision: str = PRECISIONS[0],
 ) -> Scenario:
     """Return one of `MODELS` on one of `CLUSTERS`, whose links between regions have the given rate and latency.
 
@@ -139,19 +92,19 @@ def deepcee_scenario(
     return Scenario(
         f"{cluster}, {model}",
         Cluster(_devices(sites, mixed), tuple(links)),
-        model_profile(model, kinds),
-        Training(batch, microbatch, Optimizer("adamw")),
+        model_profile(model, kinds, precision),
+        Training(batch, microbatch, Optimizer("adamw"), precision),
     )
 
 
-def model_profile(model: str, kinds: Sequence[str]) -> ModelProfile:
+def model_profile(model: str, kinds: Sequence[str], precision: str = PRECISIONS[0]) -> ModelProfile:
     """Return one of `MODELS` with the roofline's times on device kinds."""
     works = vit_huge() if model == VISION_MODEL else gpt(*GPT_SIZES[model])
     known = [find_kind(kind) for kind in kinds]
 
     @cache
     def timed(work: LayerWork) -> LayerProfile:
-        return roofline_layer(work, known, PRECISION)
+        return roofline_layer(work, known, precision)
 
     layers = (replace(timed(replace(work, name="")), name=work.name) for work in works)
     return ModelProfile(model, tuple(layers))

@@ -98,16 +98,19 @@ class StageCosts:
     Args:
         scenario: Scenario that gives times, memory and links.
         samples: Samples of a microbatch.
+        even: Whether the devices of a group take equal shares, as far as memory allows, in place of Algorithm 1's.
     """
 
-    def __init__(self, scenario: Scenario, samples: int) -> None:
+    def __init__(self, scenario: Scenario, samples: int, even: bool = False) -> None:
         self._scenario = scenario
         self._samples = samples
+        self._even = even
         self.choose = cache(self._choose)
         self._most = cache(self._most_samples)
         self._until_s = cache(self._seconds_until)
         self._times_s = cache(self._range_times_s)
         self._allocated = cache(self._allocate)
+        self._stepped = cache(self._step)
 
     def _choose(self, first_layer: int, end_layer: int, group: tuple[Device, ...], depth: int) -> StageChoice | None:
         """Return the stage with these layers and devices; None if memory is too small for ``depth`` microbatches."""
@@ -115,6 +118,13 @@ class StageCosts:
         counts = self._allocated(first_layer, end_layer, tuple(device.kind for device in group), most)
         if counts is None:
             return None
+        names, step = self._stepped(first_layer, end_layer, group, counts)
+        return StageChoice(first_layer, end_layer, depth, names, step)
+
+    def _step(
+        self, first_layer: int, end_layer: int, group: tuple[Device, ...], counts: tuple[int, ...]
+    ) -> tuple[tuple[tuple[str, int], ...], RoundStep]:
+        """Return the devices that get samples, with their samples, and the execution step of the stage."""
         used = [(device, count) for device, count in zip(group, counts, strict=True) if count]
         columns = ((self._until_s(device.kind), count) for device, count in used)
         times_s = [
@@ -122,8 +132,7 @@ class StageCosts:
         ]
         forward_s, backward_s = (max(column) for column in zip(*times_s, strict=True))
         sync_s = group_sync_s(self._scenario, first_layer, end_layer, tuple(device.name for device, _ in used))
-        step = RoundStep(forward_s, backward_s, sync_s)
-        return StageChoice(first_layer, end_layer, depth, tuple((device.name, count) for device, count in used), step)
+        return tuple((device.name, count) for device, count in used), RoundStep(forward_s, backward_s, sync_s)
 
     def _most_samples(self, first_layer: int, end_layer: int, memory_bytes: int, depth: int) -> int:
         """Return the largest part of a microbatch that fits into a device's memory, in samples."""
@@ -133,6 +142,8 @@ class StageCosts:
     def _allocate(
         self, first_layer: int, end_layer: int, kinds: tuple[str, ...], most: tuple[int, ...]
     ) -> tuple[int, ...] | None:
+        if self._even:
+            return allocate(self._samples, [range(self._samples + 1)] * len(kinds), most)
         times_s = [self._times_s(first_layer, end_layer, kind) for kind in kinds]
         return allocate(self._samples, times_s, most)
 

@@ -29,7 +29,7 @@ from planner.plan.microbatches import even_microbatches
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
-from planner.systems.asteroid.round_latency import NO_STEPS, RoundTail, least_rate_bps, prepend, transfer_step
+from planner.systems.asteroid.round_latency import NO_STEPS, RoundTail, busy_s, least_rate_bps, prepend, transfer_step
 from planner.systems.asteroid.stage_costs import StageChoice, StageCosts
 
 
@@ -54,11 +54,15 @@ class HybridRules:
         depth: Rule for the microbatches in flight at a stage: `asteroid_depth` or `plain_depth`.
         duplex: Whether the round latency is corrected for full-duplex links.
         widest: Most devices of a group; None for no limit.
+        even: Whether the devices of a group take equal shares, as far as memory allows, in place of Algorithm 1's.
+        longest_s: Round latency from which a split is not worth keeping, seconds.
     """
 
     depth: Callable[[int], int] = asteroid_depth
     duplex: bool = False
     widest: int | None = None
+    even: bool = False
+    longest_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class HybridSplit:
     tail: RoundTail
     stages: tuple[StageChoice, ...]
 
+
+# How much longer than the best round a stage may take before longer ranges of layers are not looked at: the samples
+# that Algorithm 1 gives the devices differ from range to range, so that a longer one may take a little less time.
+_MARGIN = 1.25
 
 # Splits by (index of their first layer, index of their first device, rates from each earlier device to their first
 # group in bits per second).
@@ -91,16 +99,37 @@ def best_split(
         microbatches: Number of microbatches of the round.
         rules: Depths, correction and width of groups.
     """
-    search = _Search(scenario, StageCosts(scenario, samples), samples, tuple(devices), microbatches, rules)
+    return counted_split(scenario, devices, samples, microbatches, rules)[0]
+
+
+def counted_split(
+    scenario: Scenario,
+    devices: Sequence[Device],
+    samples: int,
+    microbatches: int,
+    rules: HybridRules,
+    costs: StageCosts | None = None,
+) -> tuple[HybridSplit | None, int]:
+    """Return the result of `best_split`, and the number of candidate stages that the search has looked at.
+
+    ``costs`` are those of earlier searches with the same scenario, samples and rules.
+    """
+    costs = costs or StageCosts(scenario, samples, rules.even)
+    looked_up = costs.choose.cache_info()
+    before = looked_up.hits + looked_up.misses
+    search = _Search(scenario, costs, samples, tuple(devices), microbatches, rules)
     best: HybridSplit | None = None
     layers = len(scenario.model.layers)
+    longest_s = rules.longest_s
     splits: _Splits = {(layers, len(devices), ()): [HybridSplit(NO_STEPS, ())]}
     for stages in range(1, min(layers, len(devices)) + 1):
-        longer = search.one_more_stage(splits, stages)
+        longer = search.one_more_stage(splits, stages, longest_s)
         complete = [each for (layer, device, _), kept in longer.items() if not layer and not device for each in kept]
         best = min([*complete, *([best] if best else [])], key=lambda each: each.tail.latency_s, default=None)
-        splits = {key: _worth_keeping(kept, best) for key, kept in longer.items()}
-    return best
+        longest_s = min(longest_s, best.tail.latency_s if best is not None else inf)
+        splits = {key: _worth_keeping(kept, longest_s) for key, kept in longer.items()}
+    looked_up = costs.choose.cache_info()
+    return best, looked_up.hits + looked_up.misses - before
 
 
 def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, rules: HybridRules) -> Plan:
@@ -109,11 +138,15 @@ def hybrid_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, ru
     Raises:
         InputError: No split fits into memory, even with one sample per microbatch.
     """
-    batch = scenario.training.global_batch
-    pipeline = hybrid_pipeline(scenario, devices, batch, rules)
+    return counted_plan(scenario, devices, strategy, rules)[0]
+
+
+def counted_plan(scenario: Scenario, devices: Sequence[Device], strategy: str, rules: HybridRules) -> tuple[Plan, int]:
+    """Return the result of `hybrid_plan`, and the number of candidate stages that its searches have looked at."""
+    pipeline, candidates = _counted_pipeline(scenario, devices, scenario.training.global_batch, rules)
     if pipeline is None:
         raise no_split_fits(scenario, strategy, devices)
-    return Plan(scenario.name, scenario.model.name, strategy, "1f1b", (pipeline,))
+    return Plan(scenario.name, scenario.model.name, strategy, "1f1b", (pipeline,)), candidates
 
 
 def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, rules: HybridRules) -> Pipeline | None:
@@ -121,14 +154,22 @@ def hybrid_pipeline(scenario: Scenario, devices: Sequence[Device], batch: int, r
 
     Assumption: microbatches are those of `even_microbatches`, halved until some split fits into memory.
     """
+    return _counted_pipeline(scenario, devices, batch, rules)[0]
+
+
+def _counted_pipeline(
+    scenario: Scenario, devices: Sequence[Device], batch: int, rules: HybridRules
+) -> tuple[Pipeline | None, int]:
+    candidates = 0
     for microbatches in _microbatch_sizes(scenario, batch, len(devices)):
-        split = best_split(scenario, devices, max(microbatches), len(microbatches), rules)
+        split, tried = counted_split(scenario, devices, max(microbatches), len(microbatches), rules)
+        candidates += tried
         if split is not None:
             stages = tuple(choice.stage for choice in split.stages)
             depths = fitting_depths([stage.in_flight for stage in stages], stages, scenario, microbatches)
             assert depths is not None, "`best_split` returns only splits that fit into memory"
-            return Pipeline(stages, microbatches).with_depths(depths)
-    return None
+            return Pipeline(stages, microbatches).with_depths(depths), candidates
+    return None, candidates
 
 
 def _microbatch_sizes(scenario: Scenario, batch: int, devices: int) -> Iterator[tuple[int, ...]]:
@@ -150,17 +191,37 @@ class _Search:
     microbatches: int
     rules: HybridRules
 
-    def one_more_stage(self, splits: _Splits, stages: int) -> _Splits:
-        """Return ``splits`` with every possible stage put in front of each, which makes ``stages`` stages."""
+    def one_more_stage(self, splits: _Splits, stages: int, longest_s: float) -> _Splits:
+        """Return ``splits`` with every possible stage put in front of each, which makes ``stages`` stages.
+
+        Splits of ``longest_s`` and more are not needed.
+        """
         longer: _Splits = {}
         for (middle, device, _), kept in splits.items():
             for first_device in range(max(0, device - self._widest), device):
-                for layer in range(middle):
-                    choice = self._choose(layer, middle, first_device, device, stages)
-                    if choice is not None:
-                        found = longer.setdefault(self._key(choice, first_device), [])
-                        found += [self._extended(choice, split) for split in kept]
+                for choice in self._choices(middle, first_device, device, stages, longest_s):
+                    found = longer.setdefault(self._key(choice, first_device), [])
+                    found += [self._extended(choice, split) for split in kept]
         return longer
+
+    def _choices(self, end: int, device: int, end_device: int, stages: int, longest_s: float) -> list[StageChoice]:
+        """Return the stages that end before layer ``end`` on these devices, longest first.
+
+        The first devices hold the first layers, and others leave some. A stage that does not fit into memory, or takes
+        much longer than ``longest_s``, has no longer ones beside it.
+        """
+        found: list[StageChoice] = []
+        for layer in reversed(range(1, end)) if device else (0,):
+            choice = self._choose(layer, end, device, end_device, stages)
+            if choice is None:
+                break
+            least_s = busy_s(choice.step, self.microbatches, self.rules.duplex)
+            if least_s > _MARGIN * longest_s:
+                break
+            # Longer ranges may have shorter sums of gradients, if they leave a device of the group without samples.
+            if least_s + choice.step.sync_s < longest_s:
+                found.append(choice)
+        return found[::-1]
 
     def _extended(self, choice: StageChoice, split: HybridSplit) -> HybridSplit:
         tail = split.tail
@@ -185,12 +246,11 @@ class _Search:
         return self.rules.widest or len(self.devices)
 
 
-def _worth_keeping(splits: Iterable[HybridSplit], best: HybridSplit | None) -> list[HybridSplit]:
-    """Return the splits faster than ``best`` without those that another split matches or beats in both V and U.
+def _worth_keeping(splits: Iterable[HybridSplit], longest_s: float) -> list[HybridSplit]:
+    """Return the splits below ``longest_s`` without those that another split matches or beats in both V and U.
 
     V and U are the two terms of the round latency. Of splits with equal V and U, one is kept.
     """
-    longest_s = best.tail.latency_s if best is not None else inf
     kept: list[HybridSplit] = []
     latest_s = inf
     for split in sorted(splits, key=lambda each: (each.tail.dominated_s, each.tail.late_sync_s)):

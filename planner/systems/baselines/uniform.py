@@ -30,10 +30,24 @@ def megatron(scenario: Scenario) -> Plan:
     Raises:
         InputError: There are more pipelines than samples in the global batch.
     """
+    return uniform_pipelines(scenario, megatron_stages(scenario)[-1])
+
+
+def megatron_stages(scenario: Scenario) -> list[int]:
+    """Return the numbers of stages that Megatron's equal pipelines can have, in increasing order."""
+    devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
+    return [count for count in range(1, layers + 1) if devices % count == 0]
+
+
+def uniform_pipelines(scenario: Scenario, count: int) -> Plan:
+    """Return Megatron's plan with pipelines of ``count`` stages, one of `megatron_stages`.
+
+    Raises:
+        InputError: There are more pipelines than samples in the global batch.
+    """
     devices = scenario.cluster.devices
     layers = len(scenario.model.layers)
     batch = scenario.training.global_batch
-    count = max(n for n in range(1, layers + 1) if len(devices) % n == 0)
     copies = len(devices) // count
     if copies > batch:
         raise InputError(

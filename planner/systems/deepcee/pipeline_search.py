@@ -68,6 +68,11 @@ class PipelineSearch:
         self._hides_latency = hides_latency
         self._candidate = cache(self._make)
 
+    @property
+    def candidates(self) -> int:
+        """Number of shapes that were turned into a pipeline, or found not to fit into memory."""
+        return self._candidate.cache_info().misses
+
     def starts(self, groups: tuple[Group, ...]) -> list[Candidate]:
         """Return pipelines with one stage per group and with one stage per device, for every microbatch count."""
         wide, narrow = (1,) * len(groups), tuple(len(group) for group in groups)

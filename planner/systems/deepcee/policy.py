@@ -19,16 +19,23 @@ from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.depth_choice import EQUALLY_FAST, DepthChoice
 from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
-from planner.systems.deepcee.strategy import deepcee, dynamic_step_time_s
+from planner.systems.deepcee.strategy import counted_deepcee, dynamic_step_time_s
 from traces.common.errors import InputError
 
 # Successive steps in which a link must be the bottleneck before a search, and steps between two searches.
 BOUND_STEPS = 3
 SEARCH_EVERY_STEPS = 10
 
+# Time of a search for each candidate pipeline, its share of all other work included, seconds.
+CANDIDATE_S = 0.0035
+
 
 class DeepceePolicy:
-    """The policy ``deepcee``; each run needs an object of its own."""
+    """The policy ``deepcee``; each run needs an object of its own.
+
+    Attributes:
+        thinking_s: Estimated time of the last decision on a usual machine, seconds: that of its search, if any.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -38,9 +45,11 @@ class DeepceePolicy:
         self._bound_steps = 0
         self._found: Plan | None = None
         self._better_steps = 0
+        self.thinking_s = 0.0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return a better plan for the observed links, or None; after the loss of a device always None."""
+        self.thinking_s = 0.0
         self._start = self._start or plan
         if observation.gone:
             return None
@@ -97,10 +106,14 @@ class DeepceePolicy:
         present = tuple(device for device in observed.cluster.devices if device.name not in away)
         links = tuple(link for link in observed.cluster.links if not away & {link.source, link.target})
         try:
-            return deepcee(replace(observed, cluster=Cluster(present, links)) if away else observed)
+            found, candidates = counted_deepcee(
+                replace(observed, cluster=Cluster(present, links)) if away else observed
+            )
         except InputError:
             # The devices that are present have too little memory, or no links.
             return None
+        self.thinking_s = CANDIDATE_S * candidates
+        return found
 
 
 def _same_places(one: Plan, other: Plan) -> bool:

@@ -60,6 +60,11 @@ def deepcee(scenario: Scenario, mechanisms: Mechanisms = ALL_MECHANISMS) -> Plan
     Raises:
         InputError: No split of the model fits into memory.
     """
+    return counted_deepcee(scenario, mechanisms)[0]
+
+
+def counted_deepcee(scenario: Scenario, mechanisms: Mechanisms = ALL_MECHANISMS) -> tuple[Plan, int]:
+    """Return the result of `deepcee`, and the number of candidate pipelines that its search has looked at."""
     search = PipelineSearch(scenario, hides_latency=mechanisms.latency_aware_depth)
     chains = _chains(scenario) if mechanisms.grouping else iter([_as_named(scenario)])
     starts = sorted((start for chain in chains for start in search.starts(chain)), key=lambda each: each.step_s)
@@ -67,9 +72,8 @@ def deepcee(scenario: Scenario, mechanisms: Mechanisms = ALL_MECHANISMS) -> Plan
         raise no_split_fits(scenario, "deepcee")
     improved = {search.improved(start): None for start in starts[:_IMPROVED]}
     best = sorted(improved, key=lambda each: each.step_s)[:_TIMED]
-    return min(
-        (_plan(each, mechanisms, scenario) for each in best), key=lambda plan: dynamic_step_time_s(plan, scenario)
-    )
+    plans = (_plan(each, mechanisms, scenario) for each in best)
+    return min(plans, key=lambda plan: dynamic_step_time_s(plan, scenario)), search.candidates
 
 
 def dynamic_step_time_s(plan: Plan, scenario: Scenario, slowdown: Mapping[str, float] | None = None) -> float:

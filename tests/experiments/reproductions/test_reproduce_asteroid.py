@@ -60,18 +60,24 @@ def test_the_corrected_form_is_never_longer_than_exact_on_links_of_their_own() -
 
 
 @pytest.mark.slow
-def test_the_command_reproduces_the_claims_and_says_which_hold(tmp_path: Path) -> None:
+def test_the_command_says_in_how_many_settings_the_claims_appear(tmp_path: Path) -> None:
     folder = tmp_path / "asteroid"
     done = ropebridge("reproduce", "asteroid", "--quick", "--json", "-o", folder)
     result = json.loads(done.stdout)
-    checks = {check["name"]: check["holds"] for check in result["checks"]}
-    assert done.returncode == (0 if all(checks.values()) else 1), done.stderr
-    assert [holds for name, holds in checks.items() if name.startswith(("A:", "B:"))] == [True, True]
-    assert any(name.startswith("C:") for name in checks)
-    strategies = {row["strategy"] for row in result["details"] if row["part"] == "throughput"}
-    assert {"asteroid", "ddp", "gpipe", "pipedream", "dapple", "hetpipe"} <= strategies
-    losses = [row for row in result["details"] if row["part"] == "recovery"]
+    # A claim that does not appear is a result, not a failure.
+    assert done.returncode == 0, done.stderr
+    assert all(check["holds"] for check in result["checks"])
+    contests = [row for row in result["details"] if row["part"] == "contest"]
+    assert {"asteroid", "ddp", "gpipe", "pipedream", "dapple", "hetpipe", "deepcee"} <= set(contests[0])
+    for row in result["rows"]:
+        values = row["appears"], row["settings"]
+        shares = {(0, values[1]): "does not appear", (values[1], values[1]): "appears"}
+        assert row["verdict"] == shares.get(values, f"appears in {values[0]} of {values[1]} settings")
+    losses = [row for row in result["details"] if row["part"] == "recovery" and not row["note"]]
     assert losses
-    assert all(row["replay_total_s"] <= row["heavy_total_s"] * 1.5 for row in losses if not row["note"])
+    for row in losses:
+        # Detection and repeated rounds are charged to both methods.
+        assert row["replay_total_s"] >= 1 + row["replay_planning_s"] + row["replay_migration_s"]
+        assert row["heavy_total_s"] >= 1 + row["heavy_planning_s"] + row["heavy_migration_s"]
     assert all(len(row) == len(result["details"][0]) for row in result["details"])
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -10,12 +10,15 @@ from tests.helpers.processes.command import ropebridge
 @pytest.mark.slow
 def test_the_quick_reproduction_through_the_command(tmp_path: Path) -> None:
     done = ropebridge("reproduce", "deepcee", "--quick", "--json", "-o", tmp_path / "out")
-    assert done.returncode in (0, 1), done.stderr
+    # A claim that does not appear is a result, not a failure.
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert done.returncode == (0 if all(check["holds"] for check in document["checks"]) else 1)
     assert {"rows", "ablations", "details", "checks", "remarks", "machine"} <= set(document)
-    assert all(row["deepcee"] > row["megatron"] for row in document["details"])
-    assert all(row["ratio_to_best"] >= 1.3 for row in document["details"])
+    contests = [row for row in document["details"] if row["part"] == "contest"]
+    assert len(contests) == 2
+    assert all(row["deepcee"] / row["ratio_to_best"] == pytest.approx(row[row["best_rival"]]) for row in contests)
+    verdicts = {row["claim"]: row["verdict"] for row in document["rows"]}
+    assert verdicts["tf32: throughput to the best rival"] in ("appears", "does not appear")
     assert (tmp_path / "out" / "figure.png").stat().st_size > 0
 
 

@@ -1,0 +1,70 @@
+"""The knobs that every contender of a contest may turn: devices, their order, and the size of microbatches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+
+from planner.scenario.cluster import Cluster, Device
+from planner.scenario.scenario import Scenario
+from planner.systems.asteroid.strategy import by_memory
+from planner.systems.deepcee.device_groups import model_time_s
+
+# Most microbatches of a step, as in DeepCEE's search.
+MOST_MICROBATCHES = 64
+
+# Fewest microbatches of a pipeline that searches for its stages. With fewer, most of a pipeline is idle most of the
+# time, and each search takes a second.
+FEWEST_SEARCHED = 16
+
+Order = Callable[[Sequence[Device]], Sequence[Device]]
+
+
+def subsets(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
+    """Yield the sets of devices to choose from, smallest first, in the cluster's order.
+
+    With several regions these are the devices of every set of regions; with one region, the fastest n devices for
+    every n.
+    """
+    devices, regions = scenario.cluster.devices, scenario.cluster.regions
+    if len(regions) > 1:
+        for count in range(1, len(regions) + 1):
+            for chosen in combinations(regions, count):
+                yield tuple(device for device in devices if device.region in chosen)
+        return
+    fastest = sorted(devices, key=lambda device: model_time_s(device, scenario))
+    for count in range(1, len(devices) + 1):
+        yield tuple(device for device in devices if device in fastest[:count])
+
+
+def arrangements(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
+    """Yield every set of devices in every order of its regions; within a region, devices keep the cluster's order."""
+    for devices in subsets(scenario):
+        regions = dict.fromkeys(device.region for device in devices)
+        for order in permutations(regions):
+            yield tuple(device for region in order for device in devices if device.region == region)
+
+
+def memory_orders(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
+    """Yield every set of devices, sorted by memory, largest first."""
+    for devices in subsets(scenario):
+        yield by_memory(devices)
+
+
+def microbatch_sizes(scenario: Scenario, fewest: int = 1) -> list[int]:
+    """Return the sizes of microbatches to try: divisors of the batch that are powers of two, and the scenario's own.
+
+    There are ``fewest`` to `MOST_MICROBATCHES` microbatches of each size in a step.
+    """
+    batch = scenario.training.global_batch
+    sizes = {2**power for power in range(batch.bit_length())} | {scenario.training.microbatch or 1}
+    most = max(1, batch // fewest)
+    return [size for size in sorted(sizes) if size <= most and batch % size == 0 and batch // size <= MOST_MICROBATCHES]
+
+
+def arranged(scenario: Scenario, devices: Sequence[Device], microbatch: int = 0) -> Scenario:
+    """Return the scenario with these devices alone, in this order, and with microbatches of a size; 0 for any size."""
+    left_out = {device.region for device in scenario.cluster.devices} - {device.region for device in devices}
+    names = {device.name for device in scenario.cluster.devices} - {device.name for device in devices}
+    links = tuple(link for link in scenario.cluster.links if not {link.source, link.target} & (left_out | names))
+    training = replace(scenario.training, microbatch=microbatch)
+    return replace(scenario, cluster=Cluster(tuple(devices), links), training=training)
