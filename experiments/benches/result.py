@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -142,9 +143,9 @@ class Reproduction:
     def document(self) -> dict[str, Any]:
         """Return everything except the figure as values for JSON; the claims are its rows."""
         return {
-            "rows": list(map(asdict, self.claims)),
-            "ablations": list(self.ablations),
-            "details": same_columns(self.details),
+            "rows": _finite(list(map(asdict, self.claims))),
+            "ablations": _finite(self.ablations),
+            "details": _finite(same_columns(self.details)),
             "checks": [check.row() for check in self.checks],
             "remarks": list(self.remarks),
         }
@@ -154,6 +155,11 @@ def same_columns(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the union of their keys, in order of first appearance; missing values are empty."""
     columns = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key, "") for key in columns} for row in rows]
+
+
+def _finite(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with "inf" in place of infinite numbers, which JSON lacks."""
+    return [{key: "inf" if cell == inf else cell for key, cell in row.items()} for row in rows]
 
 
 def _table(rows: Sequence[Row]) -> str:

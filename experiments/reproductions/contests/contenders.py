@@ -19,11 +19,9 @@ Tensor parallelism is left out for all of them: no two devices of these clusters
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from math import inf
 
 from experiments.reproductions.contests.knobs import (
-    FEWEST_SEARCHED,
     arranged,
     arrangements,
     memory_orders,
@@ -60,11 +58,21 @@ def _made(strategy: Strategy, scenarios: Iterable[Scenario]) -> Iterator[Plan]:
             continue
 
 
-def _sized(scenario: Scenario, devices: Iterable[Sequence[Device]], fewest: int = 1) -> Iterator[Scenario]:
+def _sized(scenario: Scenario, devices: Iterable[Sequence[Device]]) -> Iterator[Scenario]:
     """Yield the scenario with each of these sequences of devices, and each size of microbatches."""
     for each in devices:
-        for size in microbatch_sizes(scenario, fewest):
+        for size in microbatch_sizes(scenario):
             yield arranged(scenario, each, size)
+
+
+def _searched(scenario: Scenario, devices: Iterable[Sequence[Device]]) -> Iterator[tuple[Sequence[Device], int]]:
+    """Yield each of these sequences of devices with each size of microbatches that is worth a search for stages.
+
+    There are at least as many microbatches as devices: with fewer, devices of a pipeline idle most of the time.
+    """
+    for each in devices:
+        for size in microbatch_sizes(scenario, len(each)):
+            yield each, size
 
 
 def _recomputing(plan: Plan, scenario: Scenario) -> Plan:
@@ -111,8 +119,13 @@ def _in_any_order(strategy: Strategy) -> Contender:
     return lambda scenario: _made(strategy, _sized(scenario, arrangements(scenario)))
 
 
-def _on_any_devices(strategy: Strategy, fewest: int = 1) -> Contender:
-    return lambda scenario: _made(strategy, _sized(scenario, subsets(scenario), fewest))
+def _on_any_devices(strategy: Strategy) -> Contender:
+    return lambda scenario: _made(strategy, _sized(scenario, subsets(scenario)))
+
+
+def _hetpipe(scenario: Scenario) -> Iterator[Plan]:
+    searched = _searched(scenario, subsets(scenario))
+    return _made(hetpipe, (arranged(scenario, devices, size) for devices, size in searched))
 
 
 def _ddp(scenario: Scenario) -> Iterator[Plan]:
@@ -143,7 +156,7 @@ class _Searches:
 
         With ``levels``, every device is counted as having the mean speed of those chosen.
         """
-        for devices, size in product(orders, microbatch_sizes(self._scenario, FEWEST_SEARCHED)):
+        for devices, size in _searched(self._scenario, orders):
             counted_on = levelled(arranged(self._scenario, devices)) if levels else self._scenario
             costs = None if levels else self._costs(size)
             count = self._scenario.training.global_batch // size
@@ -190,7 +203,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "zb-h1-equal": _in_any_order(zb_equal),
     "pipedream": _in_any_order(pipedream),
     "dapple": _dapple,
-    "hetpipe": _on_any_devices(hetpipe, FEWEST_SEARCHED),
+    "hetpipe": _hetpipe,
     "asteroid": lambda scenario: asteroid_plans(scenario, HybridRules()),
     "asteroid-duplex": lambda scenario: asteroid_plans(scenario, HybridRules(duplex=True), "asteroid-duplex"),
     "deepcee": lambda scenario: _made(deepcee, [scenario]),

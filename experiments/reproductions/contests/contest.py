@@ -71,5 +71,5 @@ def describe(plan: Plan, scenario: Scenario) -> str:
     ]
     first = plan.pipelines[0]
     recomputed = ", recomputed" if any(stage.recompute for stage in plan.stages) else ""
-    where = f" in {regions} regions" if len(scenario.cluster.regions) > 1 else ""
+    where = f" in {regions} region{'s' * (regions > 1)}" if len(scenario.cluster.regions) > 1 else ""
     return f"{' | '.join(pipelines)}; {len(first.microbatches)} of {first.microbatches[0]}{recomputed}{where}"

@@ -1,29 +1,22 @@
 """The knobs that every contender of a contest may turn: devices, their order, and the size of microbatches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.strategy import by_memory
-from planner.systems.deepcee.device_groups import model_time_s
 
 # Most microbatches of a step, as in DeepCEE's search.
 MOST_MICROBATCHES = 64
-
-# Fewest microbatches of a pipeline that searches for its stages. With fewer, most of a pipeline is idle most of the
-# time, and each search takes a second.
-FEWEST_SEARCHED = 16
-
-Order = Callable[[Sequence[Device]], Sequence[Device]]
 
 
 def subsets(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
     """Yield the sets of devices to choose from, smallest first, in the cluster's order.
 
     With several regions these are the devices of every set of regions; with one region, the fastest n devices for
-    every n.
+    every n, by the time of the model for one sample and for the whole batch.
     """
     devices, regions = scenario.cluster.devices, scenario.cluster.regions
     if len(regions) > 1:
@@ -31,9 +24,15 @@ def subsets(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
             for chosen in combinations(regions, count):
                 yield tuple(device for device in devices if device.region in chosen)
         return
-    fastest = sorted(devices, key=lambda device: model_time_s(device, scenario))
+
+    def fastest(samples: int) -> list[Device]:
+        layers = len(scenario.model.layers)
+        return sorted(devices, key=lambda device: scenario.model.times(0, layers, device.kind, samples).total_s)
+
+    orders = [fastest(samples) for samples in (1, scenario.training.global_batch)]
     for count in range(1, len(devices) + 1):
-        yield tuple(device for device in devices if device in fastest[:count])
+        chosen = (tuple(device for device in devices if device in order[:count]) for order in orders)
+        yield from dict.fromkeys(chosen)
 
 
 def arrangements(scenario: Scenario) -> Iterator[tuple[Device, ...]]:

@@ -23,7 +23,7 @@ from traces.trace import LinkTrace
 # A drop to a share of the rate happens in the step that this part of the run has reached.
 DROPS = (0.5, 0.3)
 DROP_AFTER_STEPS = 10
-STEPS = 40
+STEPS = 60
 
 PRESETS = ("5g-mmwave", "lte", "satellite")
 TRACE_S = 600.0

@@ -37,9 +37,10 @@ from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_me
 from traces.common.errors import InputError
 
 # Time of planning on one core of an AMD EPYC of family 25, model 17 (Zen 4), with Python 3.11, seconds: of replay for
-# each rule for boundaries, and of heavy rescheduling for each candidate stage that the search looks at. Processor times
-# of all departures of `ropebridge reproduce asteroid`, divided by the numbers of rules and of candidates.
-RULE_S, CANDIDATE_S = 0.004, 25e-6
+# each rule for boundaries, and of heavy rescheduling for each candidate stage that the search looks at. These are the
+# processor times of two departures in each 32-bit setting of `ropebridge reproduce asteroid`, divided by the numbers of
+# rules and of candidates, 39,716. A board is slower.
+RULE_S, CANDIDATE_S = 0.0003, 50e-6
 
 Boundaries = Callable[[Sequence[Stage], Sequence[float], Sequence[float]], list[int]]
 """Rule for new boundaries between stages, with the arguments and the result of `in_proportion`."""

@@ -26,8 +26,10 @@ from traces.common.errors import InputError
 BOUND_STEPS = 3
 SEARCH_EVERY_STEPS = 10
 
-# Time of a search for each candidate pipeline, its share of all other work included, seconds.
-CANDIDATE_S = 0.0035
+# Time of a search for each candidate pipeline, its share of all other work included, on one core of an AMD EPYC of
+# family 25, model 17 (Zen 4), with Python 3.11, seconds: the processor time of the searches in nine settings of
+# `ropebridge reproduce deepcee`, divided by their 1,452 candidates.
+CANDIDATE_S = 0.0028
 
 
 class DeepceePolicy:

@@ -1,6 +1,5 @@
 """Contests between strategies: the knobs that everyone has, the judge, and the verdicts on claims and mechanisms."""
 
-import itertools
 import json
 import os
 import re
@@ -51,9 +50,9 @@ def test_devices_are_chosen_by_region_or_by_speed() -> None:
     assert {frozenset(each) for each in memory_orders(across)} == {frozenset(each) for each in subsets(across)}
     alone = edge_scenario("MobileNetV2", BOARDS["4 boards"], 32)
     names = [{device.name for device in each} for each in subsets(alone)]
-    assert [len(each) for each in names] == [1, 2, 3, 4]
-    assert names[0] == {"xavier-nx-0"}
-    assert all(few < more for few, more in itertools.pairwise(names))
+    # The TX2 is the fastest board with single samples, the Xavier NX with large batches.
+    assert names[:2] == [{"tx2-1"}, {"xavier-nx-0"}]
+    assert sorted(map(len, names[2:])) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("batch", [1, 6, 64, 256])
@@ -73,7 +72,8 @@ def test_knobs_never_make_a_strategy_slower(name: str) -> None:
         [0.01] * 4,
         [0.02] * 4,
         output_bytes=[100_000] * 4,
-        link=lambda a, b: (1e9, 0.0) if (a < 2) == (b < 2) else (1e6, 0.1),
+        link=lambda a, b: (1e9, 0.0) if (a < 2) == (b < 2) else (1e6, 1.0),
+        parameter_bytes=[4_000_000] * 4,
         global_batch=16,
         microbatch=4,
         regions=["near", "near", "far", "far"],
