@@ -24,25 +24,25 @@ _MARKERS = "os^vDP*X<>ph"
 
 
 def draw_asteroid(
-    contests: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
+    throughputs: Sequence[Row], losses: Sequence[Row], claimed: tuple[float, float, float], path: Path
 ) -> None:
     """Draw Asteroid's speed-up in each setting, and the speed-up of its recovery.
 
     Args:
-        contests: Rows with ``model``, ``cluster``, ``batch``, ``precision`` and the throughput of each strategy.
+        throughputs: Rows with ``model``, ``cluster``, ``batch``, ``precision`` and the throughput of each strategy.
         losses: Rows with ``ratio`` and ``ratio_once_known``.
         claimed: The published speed-ups over data and pipeline parallelism, over hybrid pipelines, and of recovery.
         path: A PNG file to write.
     """
     parallel, hybrid, recovery = claimed
-    names = [", ".join(str(row[key]) for key in ("model", "cluster", "batch", "precision")) for row in contests]
-    with picture(path, 2.0 + 0.2 * len(contests)) as figure:
+    names = [", ".join(str(row[key]) for key in ("model", "cluster", "batch", "precision")) for row in throughputs]
+    with picture(path, 2.0 + 0.2 * len(throughputs)) as figure:
         left, middle, right = figure.subplots(1, 3, width_ratios=(3, 3, 2))
         for axes, rivals, bar in (
             (left, ("ddp", "gpipe", "zb-h1-equal"), parallel),
             (middle, ("pipedream", "dapple", "hetpipe"), hybrid),
         ):
-            _draw_ratios(axes, contests, names, "asteroid", rivals)
+            _draw_ratios(axes, throughputs, names, "asteroid", rivals)
             axes.axvline(bar, color=GREY, linestyle=":", label=f"published: up to {bar:g}")
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
         middle.set_yticklabels([])

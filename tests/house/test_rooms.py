@@ -74,6 +74,7 @@ ROOMS = [
     "experiments/benches/sailor",
     "experiments/benches/planning",
     "experiments/reproductions",
+    "experiments/reproductions/comparisons",
     "experiments/reproductions/asteroid",
     "experiments/reproductions/cannikin",
     "experiments/reproductions/cloudless",

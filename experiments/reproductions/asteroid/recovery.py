@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from experiments.benches.result import Row
-from experiments.reproductions.contests.contest import samples_per_s
+from experiments.reproductions.comparisons.best_plan import samples_per_s
 from planner.adapt.migration import Migration, backup_holders, backup_moves, migration_between
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan

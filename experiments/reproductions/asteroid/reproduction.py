@@ -1,7 +1,7 @@
 """Reproduces Asteroid's claims (arXiv 2408.08015, MobiCom 2024) on throughput and recovery, on Jetson boards on a LAN.
 
 `experiments.reproductions.asteroid.settings` describes the settings, and which of them are assumed. Every rival turns
-its own knobs (`experiments.reproductions.contests.contenders`). All runs are simulated, and the same in every run.
+its own knobs (`experiments.reproductions.comparisons.contenders`). All runs are simulated, and the same in every run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ from experiments.reproductions.asteroid.throughput import (
     ClosedFormErrors,
     ablation_rows_of,
     closed_form_errors,
-    contest_row,
     describe_errors,
     own_errors,
     ratio_to,
+    throughput_row,
 )
-from experiments.reproductions.contests.ablation import ablation_rows, without_effect
+from experiments.reproductions.comparisons.ablation import ablation_rows, without_effect
 from experiments.reproductions.figures import draw_asteroid
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan
@@ -42,7 +42,7 @@ LEAST_THROUGHPUT_SHARE = 0.9
 WHERE = "Jetson Nano, TX2 and Xavier NX on a 100 Mbit/s LAN; numbers of boards, batches and inputs assumed"
 
 # Title, rivals of which the fastest counts, the paper's figure, and the ratio from which on the claim appears.
-CONTESTS: Sequence[tuple[str, Sequence[str], str, float]] = (
+COMPARED: Sequence[tuple[str, Sequence[str], str, float]] = (
     (
         f"A: throughput to data parallelism ({', '.join(DATA_PARALLEL)})",
         DATA_PARALLEL,
@@ -82,7 +82,7 @@ class _Case:
     """The rows of one setting, and the errors of the closed forms; departures are measured in one precision."""
 
     setting: Setting
-    contest: Row
+    throughput: Row
     ablations: Sequence[Row]
     losses: Sequence[Row]
     errors: Row
@@ -110,13 +110,13 @@ def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction
         gains.setdefault(str(row["mechanism"]), []).append(float(row["gain"]))
     summary = ablation_rows(gains)
     errors = closed_form_errors(QUICK_INSTANCES if quick else INSTANCES)
-    contests = [{**case.setting.place, **case.contest} for case in cases]
+    throughputs = [{**case.setting.place, **case.throughput} for case in cases]
     recovered = [row for row in losses if not row["note"]]
     return Reproduction(
         _claims(cases, recovered),
         summary,
         [
-            *({"part": "contest", **row} for row in contests),
+            *({"part": "throughput", **row} for row in throughputs),
             *({"part": "ablation", **row} for row in ablations),
             *({"part": "recovery", **row} for row in losses),
         ],
@@ -131,7 +131,7 @@ def reproduce_asteroid(quick: bool, tell: Callable[[str], None]) -> Reproduction
             *_closed_form_remarks(cases, errors),
             *([f"Quick: a sample of {len(chosen)} of {len(everything)} settings."] if quick else []),
         ],
-        partial(draw_asteroid, contests, recovered, (LEAST_TO_PARALLEL, LEAST_TO_HYBRID, LEAST_RECOVERY)),
+        partial(draw_asteroid, throughputs, recovered, (LEAST_TO_PARALLEL, LEAST_TO_HYBRID, LEAST_RECOVERY)),
     )
 
 
@@ -139,7 +139,7 @@ def measured_case(setting: Setting, tell: Callable[[str], None]) -> _Case:
     """Measure one setting."""
     tell(", ".join(map(str, setting.place.values())))
     scenario = setting.scenario
-    contest = contest_row(scenario)
+    throughput = throughput_row(scenario)
     ablations = ablation_rows_of(scenario)
     losses: list[Row] = []
     errors: Row = {}
@@ -148,7 +148,7 @@ def measured_case(setting: Setting, tell: Callable[[str], None]) -> _Case:
         losses = recovery_rows(scenario, plan, setting.place)
         ablations += _replay_rows(losses, replay_variants(scenario, plan))
         errors = own_errors(scenario)
-    return _Case(setting, contest, [{**setting.place, **row} for row in ablations], losses, errors)
+    return _Case(setting, throughput, [{**setting.place, **row} for row in ablations], losses, errors)
 
 
 def _replay_rows(losses: Sequence[Row], variants: Sequence[dict[str, float]]) -> list[Row]:
@@ -175,8 +175,8 @@ def _gain(whole: float, without: float) -> dict[str, float]:
 def _claims(cases: Sequence[_Case], lost: Sequence[Row]) -> list[JudgedClaim]:
     claims: list[JudgedClaim] = []
     for precision in dict.fromkeys(case.setting.precision for case in cases):
-        rows = [case.contest for case in cases if case.setting.precision == precision]
-        for title, names, paper, bar in CONTESTS:
+        rows = [case.throughput for case in cases if case.setting.precision == precision]
+        for title, names, paper, bar in COMPARED:
             ratios = [ratio for row in rows if (ratio := ratio_to(row, names)) is not None]
             claims.append(judge_claim(f"{title}, {precision}", paper, ratios, bar, WHERE))
     for title, column, paper, bar in (
@@ -191,7 +191,7 @@ def _claims(cases: Sequence[_Case], lost: Sequence[Row]) -> list[JudgedClaim]:
 
 
 def _remarks(cases: Sequence[_Case], losses: Sequence[Row], inert: Sequence[str]) -> Iterator[str]:
-    rivals = [str(case.contest["best_rival"]) for case in cases]
+    rivals = [str(case.throughput["best_rival"]) for case in cases]
     counts = ", ".join(f"{name} in {rivals.count(name)}" for name in dict.fromkeys(rivals))
     recovered = [row for row in losses if not row["note"]]
     best = max(recovered, key=lambda row: float(row["ratio"]))
@@ -200,7 +200,7 @@ def _remarks(cases: Sequence[_Case], losses: Sequence[Row], inert: Sequence[str]
         "ratio is at least the bar. Rivals without a plan that fits into memory are left out of a setting."
     )
     yield f"The best rival: {counts} settings."
-    one = sum(int(case.contest["boards"]) == 1 for case in cases)
+    one = sum(int(case.throughput["boards"]) == 1 for case in cases)
     yield f"In {one} of {len(cases)} settings Asteroid's best plan is one board alone."
     for way in ("replay", "heavy"):
         parts = ", ".join(

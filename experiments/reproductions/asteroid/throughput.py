@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.benches.planning.pipeline_families import Times, problem_of
 from experiments.benches.result import Row
-from experiments.reproductions.contests.contenders import CONTENDERS, asteroid_plans
-from experiments.reproductions.contests.contest import best_entry, best_of, describe
+from experiments.reproductions.comparisons.best_plan import best_entry, best_of, describe
+from experiments.reproductions.comparisons.contenders import CONTENDERS, asteroid_plans
 from planner.runs.metrics import step_ends_s
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.timing import finish_s
@@ -81,7 +81,7 @@ HYBRID = ("pipedream", "dapple", "hetpipe")
 RIVALS = tuple(name for name in CONTENDERS if name not in (OWN, "regional pipelines"))
 
 
-def contest_row(scenario: Scenario) -> Row:
+def throughput_row(scenario: Scenario) -> Row:
     """Return the throughput of Asteroid and of every rival, each with its best knobs, 0 for those without a plan."""
     entries = {name: best_entry(name, scenario) for name in (OWN, *RIVALS)}
     own = entries[OWN]

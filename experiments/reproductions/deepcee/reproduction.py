@@ -1,7 +1,7 @@
 """Reproduces DeepCEE's claim (arXiv 2505.15536): 1.3 to 2.8 times the throughput of other systems, across regions.
 
 Nine settings form a Latin square: each cluster is combined with every model and every link once. Each is measured in 32
-and in 16 bits. Every rival turns its own knobs (`experiments.reproductions.contests.contenders`). All runs are
+and in 16 bits. Every rival turns its own knobs (`experiments.reproductions.comparisons.contenders`). All runs are
 simulated, and the same in every run.
 """
 
@@ -11,10 +11,10 @@ from functools import partial
 from math import inf
 
 from experiments.benches.result import Check, JudgedClaim, Reproduction, Row, at_least, judge_claim
-from experiments.reproductions.contests.ablation import ablation_rows, without_effect
-from experiments.reproductions.contests.contenders import CONTENDERS
-from experiments.reproductions.contests.contest import SIMULATED, best_entry, describe, samples_per_s
-from experiments.reproductions.contests.knobs import arranged, arrangements
+from experiments.reproductions.comparisons.ablation import ablation_rows, without_effect
+from experiments.reproductions.comparisons.best_plan import SIMULATED, best_entry, describe, samples_per_s
+from experiments.reproductions.comparisons.contenders import CONTENDERS
+from experiments.reproductions.comparisons.knobs import arranged, arrangements
 from experiments.reproductions.deepcee.adapter import adapter_row, changing_links
 from experiments.reproductions.deepcee.scenarios import CLUSTERS, PRECISIONS, deepcee_scenario
 from experiments.reproductions.figures import draw_deepcee
@@ -69,10 +69,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A measured setting: a row for the contest, and one for each mechanism that is off, or change of a link."""
+    """A measured setting: a row of throughputs, and one for each mechanism that is off, or change of a link."""
 
     setting: Setting
-    contest: Row
+    throughput: Row
     ablations: Sequence[Row]
     adapted: Sequence[Row]
     swept_ratio: float
@@ -96,7 +96,7 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
     everything = settings()
     chosen = [everything[index] for index in QUICK_SETTINGS] if quick else everything
     cases = [measured_case(setting, tell) for setting in chosen]
-    contests = [case.contest for case in cases]
+    throughputs = [case.throughput for case in cases]
     ablations = [row for case in cases for row in case.ablations]
     adapted = [row for case in cases for row in case.adapted]
     gains: dict[str, list[float]] = {}
@@ -107,13 +107,13 @@ def reproduce_deepcee(quick: bool, tell: Callable[[str], None]) -> Reproduction:
         _claims(cases),
         summary,
         [
-            *({"part": "contest", **row} for row in contests),
+            *({"part": "throughput", **row} for row in throughputs),
             *({"part": "ablation", **row} for row in ablations),
             *({"part": "adapter", **row} for row in adapted),
         ],
         [_swept(cases)],
-        _remarks(contests, without_effect(summary), len(everything), quick),
-        partial(draw_deepcee, contests, RIVALS, (LEAST_RATIO, LARGEST_RATIO)),
+        _remarks(throughputs, without_effect(summary), len(everything), quick),
+        partial(draw_deepcee, throughputs, RIVALS, (LEAST_RATIO, LARGEST_RATIO)),
     )
 
 
@@ -123,12 +123,12 @@ def measured_case(setting: Setting, tell: Callable[[str], None]) -> _Case:
     scenario = setting.scenario
     plan = best_entry(OWN, scenario).plan
     assert plan is not None, "DeepCEE has a plan in every setting"
-    contest = _contest(setting, scenario)
+    throughput = _throughput(setting, scenario)
     swept = min(_against_default(name, scenario) for name in SWEPT)
-    return _Case(setting, contest, _ablations(setting, scenario), _adapter(setting, scenario, plan, tell), swept)
+    return _Case(setting, throughput, _ablations(setting, scenario), _adapter(setting, scenario, plan, tell), swept)
 
 
-def _contest(setting: Setting, scenario: Scenario) -> Row:
+def _throughput(setting: Setting, scenario: Scenario) -> Row:
     entries = {name: best_entry(name, scenario) for name in CONTENDERS}
     own = entries.pop(OWN)
     rival = max(entries, key=lambda name: entries[name].samples_per_s)
@@ -190,7 +190,7 @@ def _ungrouped(scenario: Scenario) -> list[Plan]:
 
 def _adapter(setting: Setting, scenario: Scenario, plan: Plan, tell: Callable[[str], None]) -> list[Row]:
     """Return a row for each change of the first link between regions that the plan uses; none without such a link."""
-    ends = _first_crossing(plan, scenario)
+    ends = _first_wan_ends(plan, scenario)
     if ends is None or setting.precision != PRECISIONS[0]:
         return []
     step_s = plan.global_batch / best_entry(OWN, scenario).samples_per_s
@@ -203,7 +203,7 @@ def _adapter(setting: Setting, scenario: Scenario, plan: Plan, tell: Callable[[s
     return rows
 
 
-def _first_crossing(plan: Plan, scenario: Scenario) -> frozenset[str] | None:
+def _first_wan_ends(plan: Plan, scenario: Scenario) -> frozenset[str] | None:
     regions = list(dict.fromkeys(scenario.cluster.by_name[device].region for device in plan.devices))
     return frozenset(regions[:2]) if len(regions) > 1 else None
 
@@ -212,13 +212,13 @@ def _claims(cases: Sequence[_Case]) -> list[JudgedClaim]:
     where = "simulated; clusters, models, batches and links are assumed within the ranges named"
     claims = []
     for precision in dict.fromkeys(case.setting.precision for case in cases):
-        rows = [case.contest for case in cases if case.setting.precision == precision]
+        rows = [case.throughput for case in cases if case.setting.precision == precision]
         ratios = [float(row["ratio_to_best"]) for row in rows]
         claims.append(judge_claim(f"{precision}: throughput to the best rival", PAPER, ratios, LEAST_RATIO, where))
         for name in RIVALS:
             runs = [float(row[OWN]) / float(row[name]) for row in rows if float(row[name]) > 0]
             claims.append(judge_claim(f"{precision}: throughput to {name}", PAPER, runs, LEAST_RATIO, where))
-    ratios = [float(case.contest["ratio_to_best"]) for case in cases]
+    ratios = [float(case.throughput["ratio_to_best"]) for case in cases]
     claims.append(judge_claim("largest ratio to the best rival", "up to 2.8x", ratios, LARGEST_RATIO, where))
     for change in ("drop", "trace"):
         gains = [
@@ -233,7 +233,7 @@ def _claims(cases: Sequence[_Case]) -> list[JudgedClaim]:
 
 
 def _swept(cases: Sequence[_Case]) -> Check:
-    """Return the check of the contest itself: knobs never make a rival slower than its plan without them."""
+    """Return the check of the comparison itself: knobs never make a rival slower than its plan without them."""
     name = f"least ratio of the best knobs to none, {', '.join(SWEPT)}"
     return at_least(name, min(case.swept_ratio for case in cases), 1 - 1e-9)
 

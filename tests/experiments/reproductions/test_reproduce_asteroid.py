@@ -67,8 +67,8 @@ def test_the_command_says_in_how_many_settings_the_claims_appear(tmp_path: Path)
     # A claim that does not appear is a result, not a failure.
     assert done.returncode == 0, done.stderr
     assert all(check["holds"] for check in result["checks"])
-    contests = [row for row in result["details"] if row["part"] == "contest"]
-    assert {"asteroid", "ddp", "gpipe", "pipedream", "dapple", "hetpipe", "deepcee"} <= set(contests[0])
+    throughputs = [row for row in result["details"] if row["part"] == "throughput"]
+    assert {"asteroid", "ddp", "gpipe", "pipedream", "dapple", "hetpipe", "deepcee"} <= set(throughputs[0])
     for row in result["rows"]:
         values = row["appears"], row["settings"]
         shares = {(0, values[1]): "does not appear", (values[1], values[1]): "appears"}

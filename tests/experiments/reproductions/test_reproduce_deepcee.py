@@ -14,9 +14,9 @@ def test_the_quick_reproduction_through_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {"rows", "ablations", "details", "checks", "remarks", "machine"} <= set(document)
-    contests = [row for row in document["details"] if row["part"] == "contest"]
-    assert len(contests) == 2
-    assert all(row["deepcee"] / row["ratio_to_best"] == pytest.approx(row[row["best_rival"]]) for row in contests)
+    throughputs = [row for row in document["details"] if row["part"] == "throughput"]
+    assert len(throughputs) == 2
+    assert all(row["deepcee"] / row["ratio_to_best"] == pytest.approx(row[row["best_rival"]]) for row in throughputs)
     verdicts = {row["claim"]: row["verdict"] for row in document["rows"]}
     assert verdicts["tf32: throughput to the best rival"] in ("appears", "does not appear")
     assert (tmp_path / "out" / "figure.png").stat().st_size > 0

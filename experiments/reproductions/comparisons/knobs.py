@@ -1,4 +1,4 @@
-"""The knobs that every contender of a contest may turn: devices, their order, and the size of microbatches."""
+"""The knobs that every contender of a comparison may turn: devices, their order, and the size of microbatches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

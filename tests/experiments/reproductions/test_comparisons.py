@@ -1,4 +1,4 @@
-"""Contests between strategies: the knobs that everyone has, the judge, and the verdicts on claims and mechanisms."""
+"""Fair comparisons of strategies: the knobs, the judge, and the verdicts on claims and mechanisms."""
 
 import json
 import os
@@ -13,10 +13,10 @@ import pytest
 from experiments.benches.result import judge_claim
 from experiments.reproductions.asteroid.settings import CLUSTERS as BOARDS
 from experiments.reproductions.asteroid.settings import edge_scenario
-from experiments.reproductions.contests.ablation import ablation_rows, without_effect
-from experiments.reproductions.contests.contenders import CONTENDERS
-from experiments.reproductions.contests.contest import best_entry, samples_per_s
-from experiments.reproductions.contests.knobs import (
+from experiments.reproductions.comparisons.ablation import ablation_rows, without_effect
+from experiments.reproductions.comparisons.best_plan import best_entry, samples_per_s
+from experiments.reproductions.comparisons.contenders import CONTENDERS
+from experiments.reproductions.comparisons.knobs import (
     MOST_MICROBATCHES,
     arranged,
     arrangements,

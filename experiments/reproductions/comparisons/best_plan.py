@@ -1,4 +1,4 @@
-"""The judge of a contest: finds the fastest plan of a strategy over all of its knobs, by the same rules for everyone.
+"""The judge of a comparison: finds the fastest plan of a strategy over its knobs, by the same rules for everyone.
 
 The evaluator ranks all candidate plans of a strategy by the time of a step (`contended_step_time_s`), which estimates
 the effect of flows that share a link. The simulator, which computes it, then decides between the best few.
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from experiments.reproductions.contests.contenders import CONTENDERS
+from experiments.reproductions.comparisons.contenders import CONTENDERS
 from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure

@@ -1,6 +1,6 @@
-"""The contenders of a contest: for each strategy, the plans that it can make with its knobs.
+"""The contenders of a comparison: for each strategy, the plans that it can make with its knobs.
 
-Every contender chooses devices and microbatches (`experiments.reproductions.contests.knobs`). Beyond that:
+Every contender chooses devices and microbatches (`experiments.reproductions.comparisons.knobs`). Beyond that:
 
 - ``megatron`` chooses the order of regions, the number of pipelines, and recomputation.
 - ``regional pipelines``, a uniform pipeline in each region with data parallelism between them, chooses recomputation.
@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 
-from experiments.reproductions.contests.knobs import (
+from experiments.reproductions.comparisons.knobs import (
     arranged,
     arrangements,
     memory_orders,

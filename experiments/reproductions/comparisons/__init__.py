@@ -1,0 +1,1 @@
+"""Fair comparisons of strategies: each one chooses its own knobs, and one judge scores all plans."""

@@ -1,1 +1,0 @@
-"""Fair contests between strategies: each one chooses its own knobs, and one judge scores all plans."""
