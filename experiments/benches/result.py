@@ -94,7 +94,7 @@ class JudgedClaim(Claim):
         bar: The value from which on the claim appears in a setting.
         settings: Number of settings.
         appears: Number of settings in which the claim appears.
-        verdict: ``appears``, ``appears in k of n settings``, or ``does not appear``.
+        verdict: ``appears``, ``appears in k of n settings``, ``does not appear``, or ``no setting`` if there is none.
     """
 
     least: float
@@ -110,7 +110,7 @@ def judge_claim(claim: str, paper: str, values: Sequence[float], bar: float, whe
     appears, count = sum(value >= bar for value in values), len(values)
     verdict = f"appears in {appears} of {count} settings"
     if appears in (0, count):
-        verdict = "appears" if appears else "does not appear"
+        verdict = ("appears" if appears else "does not appear") if count else "no setting"
     spread = (median(values), min(values), max(values)) if values else (0.0, 0.0, 0.0)
     return JudgedClaim(claim, paper, spread[0], where, *spread[1:], bar, count, appears, verdict)
 

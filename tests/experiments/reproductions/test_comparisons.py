@@ -111,7 +111,7 @@ def test_an_arranged_scenario_has_only_the_links_of_its_devices() -> None:
         ([2.0, 1.29, 1.0], "appears in 1 of 3 settings"),
         ([1.0, inf], "appears in 1 of 2 settings"),
         ([1.2], "does not appear"),
-        ([], "does not appear"),
+        ([], "no setting"),
     ],
 )
 def test_a_verdict_counts_settings(values: list[float], verdict: str) -> None:
