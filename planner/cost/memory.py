@@ -6,7 +6,7 @@
          + workspace
 
 All terms are bytes. The second term is for parameters, gradients and optimizer state, and for the copies and buffers of
-the framework (`planner.scenario.parameter_memory`). The third term is for the microbatches in flight, as in DeepCEE and
+the framework (`planner.cost.parameter_memory`). The third term is for the microbatches in flight, as in DeepCEE and
 Asteroid (depth K_s times the activations of one microbatch). The first term is of
 `planner.scenario.effects.MemoryEffects`. `planner.step.memory` computes the peak from the order of actions instead.
 
@@ -32,8 +32,8 @@ from bisect import bisect_right
 from functools import lru_cache
 from math import inf
 
+from planner.cost.parameter_memory import parameter_memory
 from planner.plan.plan import Stage
-from planner.scenario.parameter_memory import parameter_memory
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
 

@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.cost.parameter_memory import parameter_memory
 from planner.explain.loads import PipelineLoads, pipeline_loads
 from planner.explain.sensitivity import sensitivity_of
 from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
-from planner.scenario.parameter_memory import parameter_memory
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import PRECISIONS
 from planner.systems.auto.robust import RobustRate, robust_rate

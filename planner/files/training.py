@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from planner.cost.parameter_memory import FRAMEWORKS, parameter_memory
 from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry
 from planner.scenario.data import TOKEN_TYPES, DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
-from planner.scenario.parameter_memory import FRAMEWORKS, parameter_memory
 from planner.scenario.training import (
     DEFAULT_PRECISION,
     PRECISIONS,

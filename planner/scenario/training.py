@@ -208,7 +208,7 @@ class Training:
         batch: Limits of the global batch; None if it is always ``global_batch``.
         bytes_per_parameter: Bytes that plans count on a device for each parameter with all of its training state; None
             for those of ``framework``. The tensors of a run do not depend on them.
-        framework: The framework whose rule gives these bytes, one of `planner.scenario.parameter_memory.FRAMEWORKS`.
+        framework: The framework whose rule gives these bytes, one of `planner.cost.parameter_memory.FRAMEWORKS`.
     """
 
     global_batch: int
