@@ -106,7 +106,7 @@ class JudgedClaim(Claim):
 
 
 def judge_claim(claim: str, paper: str, values: Sequence[float], bar: float, where: str) -> JudgedClaim:
-    """Return the verdict on a claim that appears in a setting if the setting's value is at least ``bar``."""
+    """Return the verdict on a claim, given the ``values`` of its figure: it appears in a setting from ``bar`` on."""
     appears, count = sum(value >= bar for value in values), len(values)
     verdict = f"appears in {appears} of {count} settings"
     if appears in (0, count):

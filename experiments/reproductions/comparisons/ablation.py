@@ -12,9 +12,9 @@ NOTHING = "changes nothing"
 
 
 def ablation_rows(gains: Mapping[str, Sequence[float]]) -> list[Row]:
-    """Return a row for each mechanism, from the ratios of the figure with the mechanism to the figure without it.
+    """Return a row for each mechanism, from its ``gains``: ratios of the figure with it to the figure without it.
 
-    A ratio is infinite in a setting in which nothing runs without the mechanism.
+    A gain is infinite in a setting in which nothing runs without the mechanism.
     """
     return [_row(mechanism, values) for mechanism, values in gains.items()]
 

@@ -27,7 +27,7 @@ class Entry:
     """The best plan of a strategy in a scenario.
 
     Attributes:
-        plan: The plan; None if no candidate fits into memory.
+        plan: The fastest plan; None if no candidate fits into memory.
         samples_per_s: Its simulated throughput, samples/s; 0 without a plan.
         candidates: Number of plans that fit into memory and were ranked.
     """

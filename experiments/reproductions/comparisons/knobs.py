@@ -31,8 +31,8 @@ def subsets(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
 
     orders = [fastest(samples) for samples in (1, scenario.training.global_batch)]
     for count in range(1, len(devices) + 1):
-        chosen = (tuple(device for device in devices if device in order[:count]) for order in orders)
-        yield from dict.fromkeys(chosen)
+        sets = (tuple(device for device in devices if device in order[:count]) for order in orders)
+        yield from dict.fromkeys(sets)
 
 
 def arrangements(scenario: Scenario) -> Iterator[tuple[Device, ...]]:
