@@ -170,13 +170,18 @@ class _Searches:
 
 
 def asteroid_plans(
-    scenario: Scenario, rules: HybridRules, strategy: str = "asteroid", levels: bool = False
+    scenario: Scenario,
+    rules: HybridRules,
+    strategy: str = "asteroid",
+    levels: bool = False,
+    orders: Iterable[Sequence[Device]] | None = None,
 ) -> Iterator[Plan]:
     """Yield the plans of Asteroid's planner with other rules, over all knobs.
 
-    With ``levels``, every device is counted as having the mean speed of those chosen.
+    With ``levels``, every device is counted as having the mean speed of those chosen. ``orders`` are the sequences of
+    devices to choose from; all if None.
     """
-    return _Searches(scenario, strategy, rules).plans(memory_orders(scenario), levels)
+    return _Searches(scenario, strategy, rules).plans(memory_orders(scenario) if orders is None else orders, levels)
 
 
 def _dapple(scenario: Scenario) -> Iterator[Plan]:
