@@ -96,28 +96,27 @@ def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path
     def log_of_attempt(number: int) -> str:
         return ropebridge("jobs", "logs", "job", "--attempt", number, *options).stdout
 
-    with (
-        started_process(serve, tmp_path / "here") as (server, _),
-        started_process(work("one", tmp_path, options), tmp_path / "there") as (host, mark),
-    ):
+    with started_process(serve, tmp_path / "here") as (server, _):
         submit = ["jobs", "submit", "digits", "--strategy", "megatron", "--steps", "50000", "--name", "job"]
+        # The server's first start also writes the token, which the host reads.
         wait_until(lambda: ropebridge("jobs", "status", *options).returncode == 0, "the server does not answer")
         assert ropebridge(*submit, *options).returncode == 0
-        wait_until(lambda: losses(tmp_path), "nothing is trained")
-        (launcher,) = processes_of(MODULE, mark)
-        os.kill(launcher, signal.SIGKILL)
-        wait_until(lambda: set(processes_of(MODULE, mark)) - {launcher}, "the launcher is not replaced")
-        wait_until(lambda: "step " in log_of_attempt(2), "the next attempt does not train")
-        assert "stops as soon as" in ropebridge("jobs", "stop", "job", *options).stdout
-        follow = subprocess.run([*COMMAND, "jobs", "logs", "job", "-f", *options], capture_output=True, check=True)
-        assert b"of 50000" in follow.stdout
-        assert json.loads(ropebridge("jobs", "status", "job", "--json", *options).stdout)["state"] == "stopped"
-        assert not processes_of("executor.rank.worker", mark)
-        # The host is free again.
-        assert host.poll() is None
-        host.send_signal(signal.SIGTERM)
+        with started_process(work("one", tmp_path, options), tmp_path / "there") as (host, mark):
+            wait_until(lambda: losses(tmp_path), "nothing is trained")
+            (launcher,) = processes_of(MODULE, mark)
+            os.kill(launcher, signal.SIGKILL)
+            wait_until(lambda: set(processes_of(MODULE, mark)) - {launcher}, "the launcher is not replaced")
+            wait_until(lambda: "step " in log_of_attempt(2), "the next attempt does not train")
+            assert "stops as soon as" in ropebridge("jobs", "stop", "job", *options).stdout
+            follow = subprocess.run([*COMMAND, "jobs", "logs", "job", "-f", *options], capture_output=True, check=True)
+            assert b"of 50000" in follow.stdout
+            assert json.loads(ropebridge("jobs", "status", "job", "--json", *options).stdout)["state"] == "stopped"
+            assert not processes_of("executor.rank.worker", mark)
+            # The host is free again.
+            assert host.poll() is None
+            host.send_signal(signal.SIGTERM)
+            host.wait(30.0)
         server.send_signal(signal.SIGTERM)
-        host.wait(30.0)
         server.wait(30.0)
 
 
