@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
+from executor.profiling.counted_work import counted
 from executor.profiling.layer_memory import activations_bytes, layer_memory, stage_peak_bytes
 from executor.profiling.layer_times import LayerTimes, PassOverhead, measure_layers, measure_overhead
 from executor.training.data.order import DataOrder
@@ -148,20 +149,21 @@ def count_work(loaded: LoadedModel, code: Code, training: Training) -> Sequence[
     outputs = DataOrder(loaded.data, training.seed).samples(0, 1)[0].to("meta")
     with torch.device("meta"):
         model = load_model(code, training.seed)
-    flop = []
+    works = []
     for index, layer in enumerate(model.layers):
-        counter = FlopCounterMode(display=False)
-        with user_code(code, f"layer {index} cannot be counted"), torch.no_grad(), counter:
-            outputs = layer(outputs)
-        flop.append(float(counter.get_total_flops()))
+        with user_code(code, f"layer {index} cannot be counted"), torch.no_grad():
+            outputs, work = counted(partial(layer, outputs))
+        works.append(work)
     activations = activations_bytes(loaded, training)
     return [
         LayerWork(
             _layer_name(loaded, index),
-            flop[index],
+            works[index].flop,
             size.parameter_bytes,
             size.output.size_bytes,
             activations[index].activation,
+            products=works[index].products,
+            kernels=works[index].kernels,
         )
         for index, size in enumerate(loaded.sizes)
     ]

@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -310,6 +311,14 @@ def test_counted_work_is_that_of_the_formulas() -> None:
         for layers in (counted, shape.layers(16))
     ]
     assert amounts[0] == amounts[1]
+    # Queries, keys and values may be one product or three.
+    columns: list[list[Counter[tuple[float, float]]]] = [[], []]
+    for found, layers in zip(columns, (counted, shape.layers(16)), strict=True):
+        for each in layers:
+            found.append(Counter())
+            for product in each.products:
+                found[-1][product.rows, product.inner] += round(product.outer) * product.count
+    assert columns[0] == columns[1]
 
 
 def children() -> set[str]:
