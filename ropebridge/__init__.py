@@ -29,6 +29,7 @@ __all__ = [
     "RopebridgeError",
     "RunRecord",
     "Scenario",
+    "backtest",
     "compare",
     "explain",
     "make_plan",
@@ -325,6 +326,75 @@ def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = No
 
     result = carry_out(Path(path), _path(folder), "local", jobs, False, tell)
     return pd.read_parquet(result.table)
+
+
+def backtest(
+    scenario: AnyPath,
+    traces: AnyPath,
+    policies: Sequence[str] = ("auto",),
+    *,
+    window: str = "10 min",
+    every: str | None = None,
+    links: Sequence[str] = (),
+    scale: bool = False,
+    plan: AnyPath | None = None,
+    strategy: str | None = None,
+    rivals: Sequence[str] | None = None,
+    folder: AnyPath | None = None,
+    jobs: int | None = None,
+) -> "pd.DataFrame":
+    r"""Simulate policies in windows of recorded traces; return a table with a row per run, compared in its window.
+
+    As with `sweep`, finished runs are kept in the folder, and a script must call this function below
+    ``if __name__ == "__main__":``.
+
+    Args:
+        scenario: A scenario file, or a ready scenario's name.
+        traces: A folder of traces, or one trace.
+        policies: Names of policies, or Python files; ``"none"`` is added.
+        window: Length of each run, with its unit.
+        every: Time from the start of a run to the start of the next one in the same trace; None for ``window``.
+        links: Names of the links that play the trace, such as ``"west-east"``; empty for all links between regions.
+        scale: Whether to scale the traces to the declared rates of the links.
+        plan: A plan file with which all policies begin; None if ``strategy`` makes the plan.
+        strategy: The strategy that makes it from what is known before each window; None for ``"auto"``.
+        rivals: Strategies whose plans, made in hindsight, never change; None for the command's.
+        folder: The folder for table and logs; None for ``backtests/SCENARIO``.
+        jobs: Number of runs at the same time; None for the number of this machine's cores.
+
+    Raises:
+        RopebridgeError: A name or file is wrong, a window is longer than a trace, or every run failed.
+
+    >>> _ = Path("link.csv").write_text("time_s,bandwidth_mbps\n0,120\n20,20\n40,\n")
+    >>> how = {"window": "40 s", "strategy": "megatron", "rivals": ["gpipe"]}
+    >>> table = rb.backtest("two-regions", "link.csv", ["depth"], **how)
+    >>> table[["policy", "gain", "best_static"]].round(2)
+             policy  gain   best_static
+    0          none  1.00  static:gpipe
+    1         depth  1.34  static:gpipe
+    2  static:gpipe  1.50  static:gpipe
+    """
+    import pandas as pd
+
+    from experiments.backtest.definition import BacktestConfig
+    from experiments.cli.options import RIVALS
+    from experiments.runs.console import tell
+    from experiments.verbs.backtest import carry_out
+    from traces.common.units import parse_duration_s
+
+    config = BacktestConfig(
+        scenario=fspath(scenario),
+        traces=Path(traces),
+        policies=policies,
+        rivals=RIVALS if rivals is None else rivals,
+        links=links,
+        scaled=scale,
+        window_s=parse_duration_s(window),
+        every_s=None if every is None else parse_duration_s(every),
+        plan=_path(plan),
+        strategy=strategy,
+    )
+    return pd.read_parquet(carry_out(config, _path(folder), "local", jobs, False, tell).table)
 
 
 def _path(path: AnyPath | None) -> Path | None:

@@ -128,7 +128,7 @@ def _say_whether_it_holds(result: tuple[str, bool]) -> None:
 
 for _title, _verbs in {
     START: (plan.demo,),
-    PLAN: (plan.plan, plan.simulate, plan.compare, plan.report, plan.sweep),
+    PLAN: (plan.plan, plan.simulate, plan.compare, plan.report, plan.sweep, plan.backtest),
     RUN: (run.run, run.export, run.deploy, run.host, run.status, run.logs, run.stop, jobs.serve),
     MEASURE: (bench, reproduce),
 }.items():

@@ -19,6 +19,8 @@ STRATEGIES = (
 )
 SCHEDULES = (*("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"), *("compact-zb", "portfolio", "optimal"))
 POLICIES = (*("none", "auto", "depth", "deepcee", "cannikin", "cloudless"), *("asteroid-replay", "heavy-rescheduling"))
+# Strategies whose plans a backtest compares policies with. All sum gradients in every step, as policies need it.
+RIVALS = ("auto", "deepcee", "asteroid", "megatron", "pipedream")
 TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
 
 
@@ -115,6 +117,18 @@ CheckpointEveryOption = Annotated[
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, with the plan that it had.")
 ]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        help="Engine that carries out points: local, slurm, dask.",
+        autocompletion=one_of(("local", "slurm", "dask")),
+    ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Number of points at a time.", show_default="this machine's cores"),
+]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Carry out failed points again.")]
 TraceFormatOption = Annotated[
     str | None,
     typer.Option(

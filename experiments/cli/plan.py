@@ -1,4 +1,4 @@
-"""The verbs `demo`, `plan`, `simulate`, `compare`, `report` and `sweep`."""
+"""The verbs `demo`, `plan`, `simulate`, `compare`, `report`, `sweep` and `backtest`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,13 +6,18 @@ from typing import Annotated
 import typer
 
 from experiments.cli.options import (
+    POLICIES,
+    RIVALS,
     BackupOption,
     DynamicOption,
+    EngineOption,
     FolderOption,
+    JobsOption,
     JsonOption,
     OrdersOption,
     PlanOption,
     PolicyOption,
+    RetryOption,
     ScenarioArgument,
     ScheduleOption,
     StrategyOption,
@@ -142,21 +147,84 @@ def sweep(
             "--output", "-o", help="Folder for the table; an existing sweep goes on.", show_default="sweeps/NAME"
         ),
     ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="Engine that carries out points: local, slurm, dask.",
-            autocompletion=one_of(("local", "slurm", "dask")),
-        ),
-    ] = "local",
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", min=1, help="Number of points at a time.", show_default="this machine's cores"),
-    ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Carry out failed points again.")] = False,
+    engine: EngineOption = "local",
+    jobs: JobsOption = None,
+    retry_failed: RetryOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate over grids, lists or draws of parameters. Example: ropebridge sweep links.yaml -j 2."""
     from experiments.verbs.sweep import sweep as verb
 
     say(verb(path, output, engine, jobs, as_json, retry_failed, tell))
+
+
+def backtest(
+    scenario: ScenarioArgument,
+    traces: Annotated[Path, typer.Option(help="Folder of recorded traces, or one trace, in any format.")],
+    policies: Annotated[
+        str, typer.Option(metavar="A,B,C", help=f"Policies to judge: {', '.join(POLICIES)}; or Python files.")
+    ] = "auto",
+    window: Annotated[str, typer.Option(help="Length of each run, with its unit.")] = "10 min",
+    every: Annotated[
+        str | None,
+        typer.Option(help="Time from one run's start to the next in a trace.", show_default="the window"),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A-B,C->D",
+            help="Links that play the trace, in both directions or in one.",
+            show_default="all between regions",
+        ),
+    ] = None,
+    scale: Annotated[
+        bool, typer.Option("--scale", help="Scale traces so that their mean is the link's declared rate.")
+    ] = False,
+    plan: PlanOption = None,
+    strategy: StrategyOption = None,
+    rivals: Annotated[
+        str,
+        typer.Option(metavar="A,B,C", help="Strategies whose plans, made in hindsight, never change."),
+    ] = ",".join(RIVALS),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for the table; an existing backtest goes on.",
+            show_default="backtests/SCENARIO",
+        ),
+    ] = None,
+    engine: EngineOption = "local",
+    slurm: Annotated[
+        list[str] | None, typer.Option("--slurm", metavar="KEY=VALUE", help="A setting of Slurm's jobs.")
+    ] = None,
+    jobs: JobsOption = None,
+    retry_failed: RetryOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge policies on recorded traces. Example: ropebridge backtest four-sites --traces DIR --policies auto,depth."""
+    from experiments.backtest.definition import BacktestConfig
+    from experiments.verbs.backtest import backtest as verb
+    from traces.common.text import key_and_value
+    from traces.common.units import parse_duration_s
+
+    settings = dict(key_and_value(setting, "partition=batch", "--slurm") for setting in slurm or [])
+    config = BacktestConfig(
+        scenario=scenario,
+        traces=traces,
+        policies=_listed(policies),
+        rivals=_listed(rivals),
+        links=_listed(link or ""),
+        scaled=scale,
+        window_s=parse_duration_s(window),
+        every_s=None if every is None else parse_duration_s(every),
+        plan=plan,
+        strategy=strategy,
+        slurm={key: int(value) if value.isdecimal() else value for key, value in settings.items()},
+    )
+    say(verb(config, output, engine, jobs, as_json, retry_failed, tell))
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for each in text.split(",") if (part := each.strip()))

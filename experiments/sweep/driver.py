@@ -1,4 +1,4 @@
-"""Carries out a sweep: skips finished points, carries out the rest, and writes the table."""
+"""Carries out a sweep or a backtest: skips finished points, carries out the rest, and writes the table."""
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,15 +12,45 @@ from experiments.sweep.folder import LOGS, TABLE, claimed, write_sweep_json
 from experiments.sweep.outcomes import FAILED, Outcome, OutcomeLog, read_outcomes
 from experiments.sweep.points import Point
 from experiments.sweep.table import RUN_METRICS, write_table
-from experiments.sweep.worker import Engine, PointTask
+from experiments.sweep.worker import Engine, PointTask, Task
 from traces.common.errors import RunError
 
 DIED = "the process that carried it out died, twice: out of memory, or killed"
 
 
 @dataclass(frozen=True, slots=True)
+class Study:
+    """Points that belong together, what is done for each, and how their outcomes become the rows of one table.
+
+    Attributes:
+        sweep: Settings and parameters, which describe the points.
+        make_task: Takes the folder of the logs; returns what is done for each point.
+        metrics: Names of the first columns of metrics, in order.
+        compared: Takes the points and the outcomes so far; returns the outcomes that the table shows, which may have
+            metrics that compare points with each other.
+        kind: What the points make up: ``sweep`` or ``backtest``.
+    """
+
+    sweep: Sweep
+    points: Sequence[Point]
+    make_task: Callable[[Path], Task]
+    metrics: tuple[str, ...]
+    compared: Callable[[Sequence[Point], Mapping[str, Outcome]], Mapping[str, Outcome]]
+    kind: str
+
+
+def sweep_study(sweep: Sweep, points: Sequence[Point]) -> Study:
+    """Return the study of a sweep, whose points are not compared with each other."""
+
+    def make_task(log: Path) -> PointTask:
+        return PointTask(sweep.folder.resolve(), sweep.common, log)
+
+    return Study(sweep, points, make_task, RUN_METRICS, lambda _, outcomes: outcomes, "sweep")
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a sweep.
+    """The result of a study.
 
     Attributes:
         carried_out: Number of points that this call carried out.
@@ -36,39 +66,40 @@ class Result:
     first_error: str
 
 
-def carry_out_sweep(
-    sweep: Sweep,
-    points: Sequence[Point],
+def carry_out_study(
+    study: Study,
     folder: Path,
     engine: Engine,
     showing: Callable[[int, int], AbstractContextManager[SweepWatch]],
     *,
     failed_again: bool,
 ) -> Result:
-    """Carry out the unfinished points of a sweep, with ``failed_again`` also failed ones, and write the table.
+    """Carry out the unfinished points of a study, with ``failed_again`` also failed ones, and write the table.
 
     After an interruption the table has all points that were finished by then. ``showing`` takes the numbers of
     unfinished and of all points, and returns a context manager that yields the callback for progress.
 
     Raises:
-        InputError: The folder holds anything but this sweep.
+        InputError: The folder holds anything but this study.
         RunError: No worker could be started, or the workers' logs are not visible yet.
     """
     start_s = time.perf_counter()
+    sweep, points = study.sweep, study.points
     with claimed(folder, sweep):
         logs = folder / LOGS
         before = read_outcomes(logs)
-        write_sweep_json(folder, sweep, len(points), RUN_METRICS)
+        write_sweep_json(folder, sweep, len(points), study.metrics, study.kind)
         done = {key for key, outcome in before.items() if not (failed_again and outcome.status == FAILED)}
         # Points with equal keys have equal values, and are carried out once.
         left = list({point.key: point for point in points if point.key not in done}.values())
         try:
             with showing(len(left), len(left) + len({point.key for point in points} & done)) as watch:
-                _carry_out(PointTask(sweep.folder.resolve(), sweep.common, logs.resolve()), left, engine, watch, before)
+                _carry_out(study.make_task(logs.resolve()), left, engine, watch, before)
         finally:
             outcomes = read_outcomes(logs)
-            metrics = write_table(folder / TABLE, sweep, points, outcomes)
-            write_sweep_json(folder, sweep, len(points), metrics)
+            shown = study.compared(points, outcomes)
+            metrics = write_table(folder / TABLE, sweep, points, shown, study.metrics)
+            write_sweep_json(folder, sweep, len(points), metrics, study.kind)
     if missing := sum(point.key not in outcomes for point in points):
         # Network folders show the writes of other machines with a delay.
         raise RunError(f"the outcomes of {missing} points are not visible yet in {logs}; call the same command again")
@@ -78,7 +109,7 @@ def carry_out_sweep(
 
 
 def _carry_out(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, before: Mapping[str, Outcome]
+    task: Task, points: Sequence[Point], engine: Engine, watch: SweepWatch, before: Mapping[str, Outcome]
 ) -> None:
     """Carry out points; repeat the points that a worker's death may be due to, each in a worker of its own."""
     suspects: list[Point] = []
@@ -107,7 +138,7 @@ def _carry_out(
 
 
 def _lost_points(
-    task: PointTask, points: Sequence[Point], engine: Engine, watch: SweepWatch, *, alone: bool
+    task: Task, points: Sequence[Point], engine: Engine, watch: SweepWatch, *, alone: bool
 ) -> Generator[Sequence[Point], None, None]:
     """Carry out points; yield those of each portion whose worker died."""
     with closing(engine.carry_out(task, points, alone=alone)) as portions:

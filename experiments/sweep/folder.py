@@ -83,10 +83,11 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
         os.close(lock)
 
 
-def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str]) -> None:
-    """Write ``sweep.json``, which describes the table: parameters, number of points, columns of metrics."""
+def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str], kind: str) -> None:
+    """Write ``sweep.json``, which describes the table: its kind, parameters, number of points, columns of metrics."""
     document = {
         "version": _VERSION,
+        "kind": kind,
         **_owner(sweep),
         "draws": sweep.draws,
         "seed": sweep.seed,

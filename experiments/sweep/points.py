@@ -90,7 +90,7 @@ def points_of(sweep: Sweep) -> list[Point]:
             if text not in files:
                 files[text] = digests(_files_of(name, value, sweep, folders))
             named.append(files[text])
-        points.append(Point(number, _digest([values, named]), values))
+        points.append(Point(number, digest_of([values, named]), values))
     return points
 
 
@@ -122,10 +122,11 @@ def ground_of(sweep: Sweep) -> str:
     names = sorted(parameter.name for parameter in sweep.parameters)
     named = [name for name in ("scenario", PLAN, *USER_CODE) if name in sweep.common]
     files = [_files_of(name, sweep.common[name], sweep, ()) for name in named]
-    return _digest([sweep.common, names, [digests(each) for each in files]])
+    return digest_of([sweep.common, names, [digests(each) for each in files]])
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """Return a digest of plain values, the same for equal values."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:20]
 
 

@@ -107,8 +107,10 @@ def point_metrics(record: RunRecord) -> dict[str, Value]:
 POINT, STATUS, ERROR, WALL = "point", "status", "error", "wall_s"
 
 
-def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Write the rows of the finished points in order; return the names of the metrics' columns.
+def write_table(
+    path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Mapping[str, Outcome], metrics: Sequence[str]
+) -> list[str]:
+    """Write the rows of the finished points in order; return the names of the metrics' columns, ``metrics`` first.
 
     Columns: `POINT`, the parameters, `STATUS`, `ERROR` (null for successful points), the metrics (null for failed
     points), `WALL`. A parameter of quantities has two columns: as written, and in SI units with the unit in its name.
@@ -125,7 +127,7 @@ def write_table(path: Path, sweep: Sweep, points: Sequence[Point], outcomes: Map
             columns[name] = pa.array([_number(unit, value) for value in values], pa.float64()).take(numbers)
     columns[STATUS] = pa.array([outcome.status for _, outcome in done], pa.string())
     columns[ERROR] = pa.array([outcome.error or None for _, outcome in done], pa.string())
-    names = _metric_names([outcome for _, outcome in done])
+    names = list(dict.fromkeys([*metrics, *(name for _, outcome in done for name in outcome.metrics)]))
     for name in names:
         columns[name] = _array([outcome.metrics.get(name) for _, outcome in done])
     columns[WALL] = pa.array([outcome.wall_s for _, outcome in done], pa.float64())
@@ -147,9 +149,3 @@ def _array(values: Sequence[Any]) -> pa.Array:
     if len(kinds) == 1 and not kinds & {dict, list, tuple} and fit:
         return pa.array(values)
     return pa.array([None if value is None else json.dumps(value, sort_keys=True) for value in values])
-
-
-def _metric_names(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the names of metrics: those of runs first, then those of devices in order of appearance."""
-    found = dict.fromkeys(name for outcome in outcomes for name in outcome.metrics)
-    return [*RUN_METRICS, *(name for name in found if name not in RUN_METRICS)]

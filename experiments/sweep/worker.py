@@ -1,4 +1,4 @@
-"""Carries out points of a sweep: makes scenario and plan from a point's values, simulates, and logs the metrics."""
+"""Carries out points in worker processes, and those of a sweep: makes scenario and plan from a point's values."""
 
 import json
 import os
@@ -47,13 +47,44 @@ def one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
+class Task(Protocol):
+    """What is done for each point; it has the data that all points share, and is sent to every worker."""
+
+    @property
+    def log(self) -> Path:
+        """The folder of the logs."""
+
+    def measure(self, values: Mapping[str, Any]) -> dict[str, Value]:
+        """Carry out the point with these values of the parameters; return its metrics.
+
+        Raises:
+            RopebridgeError: The values are not valid, or the run fails.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """Data that all points share: folder of the sweep file, settings that no parameter changes, folder of the logs."""
+    """The task of a sweep: folder of the sweep file, settings that no parameter changes, folder of the logs."""
 
     folder: Path
     common: Mapping[str, Any]
     log: Path
+
+    def measure(self, values: Mapping[str, Any]) -> dict[str, Value]:
+        """Simulate the run that a point's values describe; return its metrics."""
+        settings = {**self.common, **{name: value for name, value in values.items() if name in SETTINGS}}
+        scenario = scenario_of(self, values)
+        path = setting_text(settings, PLAN)
+        plan = _plan(
+            scenario,
+            self.folder / path if path is not None else None,
+            _name_or_file(settings, "strategy", self.folder),
+            setting_text(settings, "schedule"),
+            canonical(_changes(values, of_plan=True)),
+        )
+        policy = make_policy(_name_or_file(settings, "policy", self.folder) or "none", scenario)
+        steps, duration_s = bounded(*run_length(settings))
+        return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +96,7 @@ class Tally:
     wall_s: float
 
 
-def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
+def carry_out_points(task: Task, points: Sequence[Point]) -> Tally:
     """Carry out points one after the other, and write each outcome to the log."""
     log, failed, start_s = _log_of_this_process(task.log), 0, time.perf_counter()
     for point in points:
@@ -76,11 +107,11 @@ def carry_out_points(task: PointTask, points: Sequence[Point]) -> Tally:
     return Tally(len(points), failed, time.perf_counter() - start_s)
 
 
-def carry_out(task: PointTask, point: Point) -> Outcome:
+def carry_out(task: Task, point: Point) -> Outcome:
     """Carry out a point; return its outcome, which may be an error."""
     start_s, error, metrics = time.perf_counter(), "", dict[str, Value]()
     try:
-        metrics = _simulate(task, point.values)
+        metrics = task.measure(point.values)
     except RopebridgeError as wrong:
         error = str(wrong)
     except Exception:
@@ -98,22 +129,6 @@ def scenario_of(task: PointTask, values: Mapping[str, Any]) -> Scenario:
     """
     named = {**task.common, **values}["scenario"]
     return _scenario(_scenario_path(named, task.folder), canonical(_changes(values, of_plan=False)))
-
-
-def _simulate(task: PointTask, values: Mapping[str, Any]) -> dict[str, Value]:
-    settings = {**task.common, **{name: value for name, value in values.items() if name in SETTINGS}}
-    scenario = scenario_of(task, values)
-    path = setting_text(settings, PLAN)
-    plan = _plan(
-        scenario,
-        task.folder / path if path is not None else None,
-        _name_or_file(settings, "strategy", task.folder),
-        setting_text(settings, "schedule"),
-        canonical(_changes(values, of_plan=True)),
-    )
-    policy = make_policy(_name_or_file(settings, "policy", task.folder) or "none", scenario)
-    steps, duration_s = bounded(*run_length(settings))
-    return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
 
 
 def _changes(values: Mapping[str, Any], *, of_plan: bool) -> dict[str, Any]:
@@ -174,13 +189,13 @@ class Portion:
 class Engine(Protocol):
     """Carries out points in worker processes, each of which writes outcomes into its own log."""
 
-    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; yield each portion when it has ended.
 
         Closing the generator ends all workers.
 
         Args:
-            task: Data common to all points.
+            task: What is done for each point.
             points: The points, in the order in which they are begun.
             alone: Whether each point has its own process, so that the death of a process is due to its point.
 

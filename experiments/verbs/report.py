@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.report.data.sweep_points import SweptPoints, is_sweep, read_swept_points
+from experiments.report.data.sweep_points import SweptPoints, is_sweep, read_swept_points, read_swept_table
 from experiments.runs.console import check_targets
 from experiments.runs.folder import read_record, summarise
 from planner.runs.record import RunRecord
@@ -120,10 +120,18 @@ def _report_sweep(folders: Sequence[Path], targets: Sequence[Path]) -> None:
         if target.suffix == ".json":
             problem = f"a sweep has no events to write into '{target}'"
             raise InputError(problem, where="--output", valid="let the name end in .html, .png or .svg")
+    table = read_swept_table(folders[0])
+    pages = [target for target in targets if table.kind == "backtest" and target.suffix == ".html"]
+    drawn = [target for target in targets if target not in pages]
+    points = read_swept_points(folders[0]) if drawn else None
     check_targets(targets)
-    points = read_swept_points(folders[0])
     with written_together():
-        for target in targets:
+        for target in pages:
+            from experiments.report.html.backtest_page import write_backtest_page
+
+            write_backtest_page(table, target)
+        for target in drawn:
+            assert points is not None
             _write_sweep(points, target)
 
 

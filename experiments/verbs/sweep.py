@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.runs.console import CommandInterruptedError
 from experiments.runs.progress import duration_text, showing_sweep
 from experiments.sweep.definition import Sweep
-from experiments.sweep.driver import Result, carry_out_sweep
+from experiments.sweep.driver import Result, Study, carry_out_study, sweep_study
 from experiments.sweep.engines import make_engine
 from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import check_folder
@@ -28,7 +28,7 @@ def sweep(
 ) -> str:
     """Carry out a sweep by `carry_out`; return its result as text or JSON."""
     result = carry_out(path, folder, engine, jobs, failed_again, tell)
-    return json.dumps(_summary(result)) if as_json else _describe(result)
+    return json.dumps(summary(result)) if as_json else describe(result)
 
 
 def carry_out(
@@ -52,10 +52,22 @@ def carry_out(
     points = points_of(chosen)
     _refuse_wrong_scenario(chosen, points)
     place = folder if folder is not None else Path("sweeps") / path.stem
-    check_folder(place, chosen)
-    made = make_engine(engine, jobs or usable_cores(), place, chosen.slurm)
+    return carry_out_in(place, sweep_study(chosen, points), engine, jobs, failed_again, tell)
+
+
+def carry_out_in(
+    place: Path, study: Study, engine: str, jobs: int | None, failed_again: bool, tell: Callable[[str], None]
+) -> Result:
+    """Carry out a study, or the part of it that is not done yet, in a folder; see `carry_out` for the rest.
+
+    Raises:
+        InputError: The folder holds anything but this study.
+        RunError: Every point failed.
+    """
+    check_folder(place, study.sweep)
+    made = make_engine(engine, jobs or usable_cores(), place, study.sweep.slurm)
     try:
-        result = carry_out_sweep(chosen, points, place, made, showing_sweep, failed_again=failed_again)
+        result = carry_out_study(study, place, made, showing_sweep, failed_again=failed_again)
     except CommandInterruptedError:
         tell(f"finished points are kept in {place}; the same command carries out the rest")
         raise
@@ -77,7 +89,8 @@ def _refuse_wrong_scenario(sweep: Sweep, points: Sequence[Point]) -> None:
         scenario_of(task, first)
 
 
-def _summary(result: Result) -> dict[str, object]:
+def summary(result: Result) -> dict[str, object]:
+    """Return the numbers of points, the time taken and the paths of a result, for JSON."""
     return {
         "points": result.points,
         "carried_out": result.carried_out,
@@ -89,7 +102,8 @@ def _summary(result: Result) -> dict[str, object]:
     }
 
 
-def _describe(result: Result) -> str:
+def describe(result: Result) -> str:
+    """Return a few lines of text on the points of a result, with the path of its table."""
     lines = [f"{result.points} points, {result.carried_out} of them carried out in {duration_text(result.duration_s)}"]
     if result.failed:
         lines.append(f"{result.failed} failed, the first with: {result.first_error}")

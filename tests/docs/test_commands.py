@@ -75,7 +75,7 @@ def shell(commands: list[str], folder: Path) -> "subprocess.CompletedProcess[str
 
 
 # Guides whose commands train or compute for long; tests of the same commands are quicker.
-LONG = ("deploy", "model", "sweep")
+LONG = ("backtest", "deploy", "model", "sweep")
 
 
 @pytest.mark.parametrize(

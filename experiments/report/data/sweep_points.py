@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.sweep.folder import SWEEP, TABLE
@@ -85,9 +86,48 @@ class SweptPoints:
     settings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SweptTable:
+    """The table of a sweep or backtest as it is.
+
+    Attributes:
+        kind: ``sweep`` or ``backtest``.
+        rows: The rows in order, each by the names of its columns; None where a row has no value.
+        settings: Settings that all points have in common, as text.
+    """
+
+    name: str
+    kind: str
+    rows: Sequence[Mapping[str, Any]]
+    settings: tuple[str, ...]
+
+
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder holds a sweep."""
+    """Return whether a folder holds a sweep or a backtest."""
     return (folder / TABLE).is_file()
+
+
+def read_swept_table(folder: Path) -> SweptTable:
+    """Return the table in a folder that ``ropebridge sweep`` or ``backtest`` wrote.
+
+    Raises:
+        InputError: The folder is damaged.
+    """
+    try:
+        described = json.loads((folder / SWEEP).read_text())
+        rows = pq.read_table(folder / TABLE).to_pylist()
+        # Folders of earlier versions have no kind.
+        return SweptTable(folder.resolve().name, described.get("kind", "sweep"), rows, _settings(described))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _settings(described: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key} {value}" for key, value in described["settings"].items())
+
+
+def _damaged(folder: Path, error: Exception) -> InputError:
+    return InputError(f"the sweep is damaged: {error}", where=str(folder), valid="sweep again")
 
 
 def read_swept_points(folder: Path) -> SweptPoints:
@@ -101,7 +141,7 @@ def read_swept_points(folder: Path) -> SweptPoints:
         table = pd.read_parquet(folder / TABLE)
         return _swept_points(folder.resolve().name, table, described)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the sweep is damaged: {error}", where=str(folder), valid="sweep again") from None
+        raise _damaged(folder, error) from None
 
 
 def _swept_points(name: str, table: pd.DataFrame, described: Mapping[str, Any]) -> SweptPoints:
@@ -122,7 +162,7 @@ def _swept_points(name: str, table: pd.DataFrame, described: Mapping[str, Any]) 
         parameters=tuple(each for each in parameters if len(each.labels) > 1),
         metrics=tuple(metrics),
         failures=tuple(zip(failed["point"].tolist(), map(str, failed["error"]), strict=True)),
-        settings=tuple(f"{key} {value}" for key, value in described["settings"].items()),
+        settings=_settings(described),
     )
 
 

@@ -154,12 +154,12 @@ def _tooltip(rows: dict[str, str]) -> str:
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def document(template: str, program: str, known: str, figures: Mapping[str, Model], **values: object) -> str:
+def document(template: str, program: str | None, known: str, figures: Mapping[str, Model], **values: object) -> str:
     """Return the text of an HTML page.
 
     Args:
         template: Name of the page's template, which refers to the figures as ``figures``.
-        program: Name of the page's JavaScript file.
+        program: Name of the page's JavaScript file; None if it needs none.
         known: JSON data that the page's JavaScript reads.
         figures: The page's figures by name.
         values: Further values for the template.
@@ -170,7 +170,7 @@ def document(template: str, program: str, known: str, figures: Mapping[str, Mode
         figures={name: Markup(division) for name, division in divisions.items()},
         version=version("ropebridge"),
         style=Markup((_ASSETS / "page.css").read_text()),
-        program=Markup((_ASSETS / program).read_text()),
+        program=Markup("" if program is None else (_ASSETS / program).read_text()),
         library=Markup(Resources(mode="inline", components=["bokeh"]).render()),
         # Escaped, since "</script>" inside the data would end the script element.
         known=Markup(known.replace("<", "\\u003c")),

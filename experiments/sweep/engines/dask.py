@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.sweep.engines.local import without_interrupts
 from experiments.sweep.points import Point
-from experiments.sweep.worker import PointTask, Portion, Portioner, Tally, carry_out_points, one_thread_each
+from experiments.sweep.worker import Portion, Portioner, Tally, Task, carry_out_points, one_thread_each
 from traces.common.errors import InputError, RunError
 
 # Number of portions that wait in the queue of each worker.
@@ -34,7 +34,7 @@ class DaskTasks:
             ) from None
         self._workers = workers
 
-    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""
         with _client(1 if alone else self._workers) as client:
             if alone:
@@ -44,7 +44,7 @@ class DaskTasks:
                 yield from _tasks(client, task, points, self._workers)
 
 
-def _tasks(client: Any, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+def _tasks(client: Any, task: Task, points: Sequence[Point], workers: int) -> Iterator[Portion]:
     # joblib is not used: its backend for Dask waits forever after a task has killed its workers.
     from distributed import as_completed
 

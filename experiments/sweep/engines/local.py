@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.runs.console import STOP_SIGNALS
 from experiments.sweep.points import Point
-from experiments.sweep.worker import PointTask, Portion, Portioner, Tally, carry_out_points, one_thread_each
+from experiments.sweep.worker import Portion, Portioner, Tally, Task, carry_out_points, one_thread_each
 from traces.common.errors import RunError
 
 
@@ -70,7 +70,7 @@ class LocalProcesses:
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
-    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`.
 
         Raises:
@@ -82,7 +82,7 @@ class LocalProcesses:
         else:
             yield from self._in_pools(task, points, min(self._workers, len(points)))
 
-    def _in_pools(self, task: PointTask, points: Sequence[Point], workers: int) -> Iterator[Portion]:
+    def _in_pools(self, task: Task, points: Sequence[Point], workers: int) -> Iterator[Portion]:
         """Carry out points in one pool after the other: a process that dies breaks its pool, and a new one goes on."""
         portioner = Portioner(points, workers)
         portions = iter(portioner)

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.sweep.engines.local import interrupts_held_back
 from experiments.sweep.points import Point
-from experiments.sweep.worker import PointTask, Portion, carry_out_points, one_thread_each
+from experiments.sweep.worker import Portion, Task, carry_out_points, one_thread_each
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
@@ -81,7 +81,7 @@ class SlurmJobs:
         with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
             self._executor(Path(scratch))
 
-    def carry_out(self, task: PointTask, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
+    def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""
         if self._is_slurm:
             cancel_left(self._folder / "slurm")
@@ -90,7 +90,7 @@ class SlurmJobs:
         for first in range(0, count, _LARGEST_ARRAY):
             yield from self._array(task, portions[first : first + _LARGEST_ARRAY])
 
-    def _array(self, task: PointTask, portions: Sequence[Sequence[Point]]) -> Iterator[Portion]:
+    def _array(self, task: Task, portions: Sequence[Sequence[Point]]) -> Iterator[Portion]:
         from submitit.core.utils import FailedJobError, UncompletedJobError
         from submitit.helpers import as_completed
 

@@ -61,6 +61,7 @@ def test_the_names_that_shells_complete_are_those_that_there_are() -> None:
     assert set(options.POLICIES) == set(POLICIES)
     assert set(options.SCHEDULES) == set(SCHEDULES)
     assert set(options.TARGETS) == set(TARGETS)
+    assert set(options.RIVALS) < set(STRATEGIES)
     assert set(app.BENCHES) == set(BENCHES)
     assert set(app.SYSTEMS) == set(REPRODUCTIONS)
     assert options.STRATEGIES[0] == DEFAULT_STRATEGY

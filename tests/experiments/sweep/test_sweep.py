@@ -340,7 +340,7 @@ def test_a_folder_belongs_to_one_sweep(undisturbed: Path, tmp_path: Path) -> Non
             check_folder(out, read_sweep(tmp_path / "sweep.yaml"))
     # The same words, but a file that they name says something else.
     sweep = read_sweep(write(tmp_path, SWEEP.replace("two-regions", "two-regions.yaml")))
-    write_sweep_json(tmp_path, sweep, 36, ())
+    write_sweep_json(tmp_path, sweep, 36, (), "sweep")
     check_folder(tmp_path, sweep)
     text = (tmp_path / "gpt-small.yaml").read_text()
     (tmp_path / "gpt-small.yaml").write_text(text.replace("repeat: 8", "repeat: 9"))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.runs.progress import SWEEP_LINE_EVERY_S, duration_text, sweep_lines
-from experiments.sweep.driver import carry_out_sweep
+from experiments.sweep.driver import carry_out_study, sweep_study
 from experiments.sweep.engines.slurm import SlurmJobs
 from experiments.sweep.points import points_of
 from experiments.sweep.sweep_file import read_sweep
@@ -59,7 +59,8 @@ def test_jobs_of_submitit(sweep_file: Path, tmp_path: Path) -> None:
         yield lambda count, failed: done.append(count)
 
     engine = SlurmJobs(1, tmp_path / "out", {}, cluster="local")
-    result = carry_out_sweep(sweep, points_of(sweep), tmp_path / "out", engine, watching, failed_again=False)
+    study = sweep_study(sweep, points_of(sweep))
+    result = carry_out_study(study, tmp_path / "out", engine, watching, failed_again=False)
     assert (result.points, result.carried_out, result.failed, sum(done)) == (6, 6, 2, 6)
     assert len(done) == 4
     assert rows(tmp_path / "out") == expected(sweep_file)

@@ -1,0 +1,1 @@
+"""Backtests: adaptation policies simulated over recorded traces, window by window, against plans that never change."""
