@@ -91,6 +91,6 @@ def _wrong(value: object, where: str, valid: str) -> InputError:
 
 
 def _named(kind: Any) -> str:
-    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Enum)):
+    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum)):
         return f"{kind.__module__}.{kind.__qualname__}"
     return str(getattr(kind, "__name__", kind))

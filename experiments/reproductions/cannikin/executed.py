@@ -56,6 +56,7 @@ class Setting:
     """A first batch, samples, and the learning rate that suits it; the number of steps is enough for the target.
 
     Attributes:
+        learning_rate: Size of an update relative to the gradient, without unit.
         fixed_steps: Number of steps of systems that keep the first batch.
         adaptive_steps: Number of steps of systems that change it.
     """

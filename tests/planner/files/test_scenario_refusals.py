@@ -1,5 +1,6 @@
 """Each mistake in a scenario gives one message: file and line, key, value, and what would be valid."""
 
+# size: one table of mistakes, each with its message.
 from pathlib import Path
 
 import pytest
