@@ -6,8 +6,8 @@ of a Python file instead of a name.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import inf
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from planner.adapt.observation import Observation
@@ -147,7 +147,7 @@ class _UserPolicy:
 
         what = f"'decide' at step {observation.step}"
         returned, thinking_s = call_in_time(answer, self._limit_s, self._path, what)
-        if not isinstance(thinking_s, int | float) or not 0 <= thinking_s < inf:
+        if not isinstance(thinking_s, int | float) or not 0 <= thinking_s <= float_info.max:
             raise InputError(
                 f"thinking_s = {shown(thinking_s)} is not allowed",
                 where=str(self._path),

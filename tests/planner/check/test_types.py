@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from planner.check import check_plan
 from planner.check.types import check_types
 from planner.step.evaluate import step_time_s
-from planner.step.orders import with_orders
+from planner.step.orders import plan_orders, with_orders
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
 
 SCENARIO = chain_scenario([1e-3] * 3, [1e-3] * 3, global_batch=6)
-LISTED = with_orders(chain_plan(SCENARIO, schedule="1f1b"), SCENARIO)
-PLANS = [chain_plan(SCENARIO), LISTED]
+CHAIN = chain_plan(SCENARIO)
+(ORDERS,) = plan_orders(CHAIN, SCENARIO)
+LISTED = with_orders(CHAIN, [ORDERS.actions(worker) for worker in range(ORDERS.worker_count)])
+PLANS = [CHAIN, LISTED]
 
 Path = tuple[str | int, ...]
 

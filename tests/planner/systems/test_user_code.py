@@ -61,6 +61,9 @@ RAISED = {
     "an error that cannot be shown": ("raise Evil", "fails: Evil: its text cannot be shown"),
     "a loop": ("while True: pass", "has not returned after 0.3 s"),
 }
+# What both kinds of file share is tested with every value, in tests/planner/check/test_types.py too.
+QUICK = {"text", "a list for a tuple", "no number", "the base of all", "the end of the process", "a loop"}
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in (*NONSENSE, *RAISED)]
 
 
 def refused(*arguments: object) -> str:
@@ -70,7 +73,7 @@ def refused(*arguments: object) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", [*NONSENSE, *RAISED])
+@pytest.mark.parametrize("name", CASES)
 def test_a_strategy(name: str, tmp_path: Path) -> None:
     body, says = (NONSENSE | RAISED)[name]
     file = tmp_path / "mine.py"
@@ -81,7 +84,7 @@ def test_a_strategy(name: str, tmp_path: Path) -> None:
     assert says in line
 
 
-@pytest.mark.parametrize("name", [*NONSENSE, *RAISED])
+@pytest.mark.parametrize("name", CASES)
 def test_a_policy_in_a_simulation(name: str, tmp_path: Path) -> None:
     body, says = (NONSENSE | RAISED)[name]
     file, target = tmp_path / "mine.py", tmp_path / "run"
@@ -112,7 +115,7 @@ def test_a_policy_in_a_real_run(name: str, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("wrong", ["'x'", "float('nan')", "-1", "True + 10**400", "None"])
+@pytest.mark.parametrize("wrong", ["float('nan')", "10**400"])
 def test_a_policy_that_takes_no_time_at_all(wrong: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -122,7 +125,7 @@ def test_a_policy_that_takes_no_time_at_all(wrong: str, tmp_path: Path) -> None:
     assert line.startswith(f"ropebridge: {file}: thinking_s = ")
 
 
-@pytest.mark.parametrize("wrong", ["'x'", "float('nan')", "0", "1e300", "False"])
+@pytest.mark.parametrize("wrong", ["'x'", "1e300"])
 def test_a_limit_that_is_none(wrong: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"limit_s = {wrong}\ndef plan(scenario): pass\n")
