@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import socket
 from pathlib import Path
 
@@ -77,11 +78,12 @@ def run(folder: Path, wrong: str, *options: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("wrong", "steps", "says"),
     [
-        ("nan", 12, "the loss of step 7 of 12 is nan, in stage 1 of pipeline 0; "),
-        ("inf", 12, "the loss of step 7 of 12 is "),
-        ("gradient", 12, "is not finite"),
+        ("nan", 12, r"the loss of step 7 of 12 is nan, in stage 1 of pipeline 0; "),
+        ("inf", 12, r"the loss of step 7 of 12 is (nan|inf), in stage 1 of pipeline 0; "),
+        # The loss of the next step and the next checkpoint both show the parameters; either can be first.
+        ("gradient", 12, r"(is not finite after step 7|the loss of step 8 of 12 is nan, in stage 1 of pipeline 0); "),
         # The last update gives parameters that no loss shows.
-        ("gradient", 7, "is not finite after step 7; "),
+        ("gradient", 7, r"is not finite after step 7; "),
     ],
 )
 def test_the_run_ends_and_leaves_a_good_checkpoint(wrong: str, steps: int, says: str, tmp_path: Path) -> None:
@@ -92,10 +94,13 @@ def test_the_run_ends_and_leaves_a_good_checkpoint(wrong: str, steps: int, says:
     first, last = errors.splitlines()
     assert first.startswith("ropebridge: rank ")
     assert f"host {socket.gethostname()}): " in first
-    assert says in first
+    assert re.search(says, first)
     assert "--allow-nan" in first
-    assert last == f"last good checkpoint in {checkpoints}: step 6, from which '--resume' goes on"
-    assert CheckpointFolder(checkpoints).newest_step() == 6
+    # The checkpoints of the last steps before may not be on disk yet.
+    good = CheckpointFolder(checkpoints).newest_step()
+    assert good is not None
+    assert 0 < good <= 6
+    assert last == f"last good checkpoint in {checkpoints}: step {good}, from which '--resume' goes on"
     assert not (tmp_path / "run").exists()
 
 
