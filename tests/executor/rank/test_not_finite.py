@@ -88,7 +88,12 @@ def run(folder: Path, wrong: str, *options: str) -> tuple[int, str, str]:
 )
 def test_the_run_ends_and_leaves_a_good_checkpoint(wrong: str, steps: int, says: str, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
-    options = [f"--steps={steps}", f"--checkpoint={checkpoints}", "--checkpoint-every=1", f"-o={tmp_path / 'run'}"]
+    options = [
+        f"--steps={steps}",
+        f"--checkpoint={checkpoints}",
+        "--checkpoint-every=1",
+        f"--output={tmp_path / 'run'}",
+    ]
     status, output, errors = run(tmp_path, wrong, *options)
     assert (status, output) == (1, "")
     first, last = errors.splitlines()
@@ -107,7 +112,7 @@ def test_the_run_ends_and_leaves_a_good_checkpoint(wrong: str, steps: int, says:
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_allowed_if_asked_for(tmp_path: Path) -> None:
     target = tmp_path / "run"
-    status, output, errors = run(tmp_path, "nan", "--steps=12", "--allow-nan", "--json", f"-o={target}")
+    status, output, errors = run(tmp_path, "nan", "--steps=12", "--allow-nan", "--json", f"--output={target}")
     assert status == 0, errors
     assert [loss is None for loss in json.loads(output)["losses"]] == [False] * 6 + [True] * 6
     assert list(map(math.isfinite, read_record(target).losses)) == [True] * 6 + [False] * 6

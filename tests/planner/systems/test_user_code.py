@@ -104,7 +104,7 @@ def test_a_policy_in_a_real_run(name: str, tmp_path: Path) -> None:
     body, says = (NONSENSE | RAISED)[name]
     file, target = tmp_path / "mine.py", tmp_path / "run"
     file.write_text(f"{HEAD}{POLICY.format(body=body)}")
-    options = ["--strategy=megatron", f"--policy={file}", "--compute=paced", "--steps=4", f"-o={target}"]
+    options = ["--strategy=megatron", f"--policy={file}", "--compute=paced", "--steps=4", f"--output={target}"]
     with started(["run", "two-regions", *options], tmp_path) as (process, _):
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output) == (2, "")
