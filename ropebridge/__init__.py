@@ -371,8 +371,8 @@ def backtest(
     >>> table[["policy", "gain", "best_static"]].round(2)
              policy  gain   best_static
     0          none  1.00  static:gpipe
-    1         depth  1.34  static:gpipe
-    2  static:gpipe  1.50  static:gpipe
+    1         depth  1.56  static:gpipe
+    2  static:gpipe  1.21  static:gpipe
     """
     import pandas as pd
 

@@ -75,7 +75,7 @@ def compared_runs(runs: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str
     in_intervals_per_s = np.diff(progress_per_s, axis=1, prepend=0.0)
     # The sum of one run's intervals may differ from its rate by rounding.
     known_ahead_per_s = max(float(in_intervals_per_s.max(axis=0).sum()), *rates_per_s.values())
-    shared = {
+    shared: dict[str, Value] = {
         "best_static_per_s": static_per_s[best],
         "best_static": best,
         "known_ahead_per_s": known_ahead_per_s,

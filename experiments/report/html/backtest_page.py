@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bokeh.models import ColumnDataSource, Range1d
+from bokeh.models import ColumnDataSource, DataRange1d, Range1d
 from bokeh.plotting import figure
 
 from experiments.backtest.comparison import BOUNDS, HEADS, PolicySummary, summaries, summary_cells
@@ -97,9 +97,9 @@ def _gains_figure(windows: Sequence[Sequence[Mapping[str, Any]]], policies: Sequ
         360,
         _LEFT_PIXELS,
         x_range=Range1d(-0.5, len(windows) - 0.5),
+        y_range=DataRange1d(range_padding=0.1),
         labels=("window, in the order of the table", "gain"),
     )
-    made.y_range.start = None
     made.line([-0.5, len(windows) - 0.5], [1.0, 1.0], line_color=GREY, line_dash="dashed")
     for (name, column), colour in zip(BOUNDS.items(), _BOUND_COLOURS, strict=True):
         marks = [

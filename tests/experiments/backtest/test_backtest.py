@@ -82,14 +82,13 @@ def test_the_bounds_of_two_constant_halves(tmp_path: Path, monkeypatch: pytest.M
     """The pipeline is best in the fast half, one device alone in the slow one: by simulations at constant rates."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alone.py").write_text(ALONE)
-    traces, plans = (
-        write(tmp_path, halves=HALVES),
-        {"none": make_plan("megatron", SCENARIO), "static:alone.py": alone()},
-    )
+    fast_mbps = 1000.0
+    traces = write(tmp_path, halves=halves(fast_mbps, SLOW_MBPS))
+    plans = {"none": make_plan("gpipe", SCENARIO), "static:alone.py": alone()}
     rates = {
         name: [
             window_metrics(Simulator(HALF_S).run(constant(rate), plan, None, 10**9), HALF_S)["samples_per_s"]
-            for rate in (FAST_MBPS, SLOW_MBPS)
+            for rate in (fast_mbps, SLOW_MBPS)
         ]
         for name, plan in plans.items()
     }
@@ -102,7 +101,7 @@ def test_the_bounds_of_two_constant_halves(tmp_path: Path, monkeypatch: pytest.M
         policies=(),
         rivals=("alone.py",),
         window_s=2 * HALF_S,
-        strategy="megatron",
+        strategy="gpipe",
     )
     runs = {name: metrics for (_, name), metrics in measured(config, tmp_path).items()}
     found = compared_runs(runs)
@@ -160,7 +159,9 @@ def test_a_policy_is_shown_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         strategy="megatron",
     )
     found = measured(config, tmp_path)
-    assert found[80.0, "blind.py"] == found[80.0, "none"]
+    # Runs with a policy probe their paths, with few bytes.
+    one, other = ({**found[80.0, name], "wan_bytes": 0} for name in ("blind.py", "none"))
+    assert one == other
 
 
 def test_a_move_costs_the_time_until_the_last_layer_is_there() -> None:
