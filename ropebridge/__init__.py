@@ -376,9 +376,9 @@ def backtest(
     """
     import pandas as pd
 
-    from experiments.backtest.definition import BacktestConfig
     from experiments.cli.options import RIVALS
     from experiments.runs.console import tell
+    from experiments.sweep.backtest.definition import BacktestConfig
     from experiments.verbs.backtest import carry_out
     from traces.common.units import parse_duration_s
 

@@ -204,7 +204,7 @@ def backtest(
     as_json: JsonOption = False,
 ) -> None:
     """Judge policies on recorded traces. Example: ropebridge backtest four-sites --traces DIR --policies auto,depth."""
-    from experiments.backtest.definition import BacktestConfig
+    from experiments.sweep.backtest.definition import BacktestConfig
     from experiments.verbs.backtest import backtest as verb
     from traces.common.text import key_and_value
     from traces.common.units import parse_duration_s

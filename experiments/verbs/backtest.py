@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from experiments.backtest.comparison import HEADS, PolicySummary, summaries, summary_cells
-from experiments.backtest.definition import BacktestConfig, backtest_study
+from experiments.sweep.backtest.comparison import HEADS, PolicySummary, summaries, summary_cells
+from experiments.sweep.backtest.definition import BacktestConfig, backtest_study
 from experiments.sweep.driver import Result
 from experiments.verbs import sweep
 

@@ -63,7 +63,7 @@ ROOMS = [
     "experiments/profiles",
     "experiments/sweep",
     "experiments/sweep/engines",
-    "experiments/backtest",
+    "experiments/sweep/backtest",
     "experiments/report/data",
     "experiments/report/html",
     "experiments/report/figures",

@@ -8,11 +8,11 @@ from typing import Any
 from bokeh.models import ColumnDataSource, DataRange1d, Range1d
 from bokeh.plotting import figure
 
-from experiments.backtest.comparison import BOUNDS, HEADS, PolicySummary, summaries, summary_cells
-from experiments.backtest.task import NONE, POLICY, START, STATIC, TRACE
 from experiments.report.data.labels import COLOURS, GREY, LIGHT_GREY
 from experiments.report.data.sweep_points import SweptTable
 from experiments.report.html.document import document, hover, panel
+from experiments.sweep.backtest.comparison import BOUNDS, HEADS, PolicySummary, summaries, summary_cells
+from experiments.sweep.backtest.task import NONE, POLICY, START, STATIC, TRACE
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 from traces.common.units import number_text

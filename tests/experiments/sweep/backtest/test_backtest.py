@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.backtest.comparison import METRICS, compared_runs
-from experiments.backtest.definition import BacktestConfig, backtest_study
-from experiments.backtest.task import window_metrics
 from experiments.report.data.sweep_points import SweptTable
 from experiments.report.html.backtest_page import backtest_page
 from experiments.runs.scenario import choose_scenario
+from experiments.sweep.backtest.comparison import METRICS, compared_runs
+from experiments.sweep.backtest.definition import BacktestConfig, backtest_study
+from experiments.sweep.backtest.task import window_metrics
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.table import Value
 from planner.events.event import EventKind

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.backtest.task import NONE, POLICY, PROGRESS, START, STATIC, TRACE
+from experiments.sweep.backtest.task import NONE, POLICY, PROGRESS, START, STATIC, TRACE
 from experiments.sweep.outcomes import OK, Outcome
 from experiments.sweep.points import Point
 from experiments.sweep.table import Value
@@ -102,7 +102,7 @@ class PolicySummary:
     """What one policy gains over all windows that it finished and that could be compared.
 
     Attributes:
-        policy: The policy; or one of `BOUNDS`, for which there are only gains.
+        policy: Name of the policy, or of one of `BOUNDS`, which have only gains.
         windows: Number of these windows.
         gain: Geometric mean of the gains.
         least_gain: The gain in the worst window.

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.backtest.comparison import compared_runs, summaries
-from experiments.backtest.task import NONE, PROGRESS, STATIC
-from experiments.backtest.windows import beginning_at, links_by_text, scaled_to, window_of
 from experiments.runs.scenario import choose_scenario
+from experiments.sweep.backtest.comparison import compared_runs, summaries
+from experiments.sweep.backtest.task import NONE, PROGRESS, STATIC
+from experiments.sweep.backtest.windows import beginning_at, links_by_text, scaled_to, window_of
 from tests.helpers.strategies.trace_strategies import link_traces
 from traces.common.errors import InputError
 from traces.trace import LinkTrace

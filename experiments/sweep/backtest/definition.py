@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.backtest.comparison import METRICS, compared
-from experiments.backtest.task import NONE, POLICY, START, STATIC, TRACE, BacktestTask
-from experiments.backtest.windows import links_by_text
 from experiments.runs.scenario import DEFAULT_STRATEGY
+from experiments.sweep.backtest.comparison import METRICS, compared
+from experiments.sweep.backtest.task import NONE, POLICY, START, STATIC, TRACE, BacktestTask
+from experiments.sweep.backtest.windows import links_by_text
 from experiments.sweep.definition import PLAN, Sweep, check_names, scenario_path, user_file
 from experiments.sweep.driver import Study
 from experiments.sweep.parameters import Parameter

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.backtest.windows import Window, window_of
 from experiments.runs.scenario import choose_plan
+from experiments.sweep.backtest.windows import Window, window_of
 from experiments.sweep.definition import user_file
 from experiments.sweep.table import Value
 from planner.events.event import EventKind
