@@ -194,7 +194,7 @@ def _in_pieces(name: str, values: FloatArray, texts: tuple[str, ...], logarithmi
 
 
 def _metric(column: str, table: pd.DataFrame) -> SweptMetric | None:
-    """Return the metric of a column; None for text, for a metric of one device, or if all points have the same value."""
+    """Return the metric of a column; None for text, for a metric of one device, and if all points have one value."""
     if column not in table or "[" in column or not pd.api.types.is_numeric_dtype(table[column]):
         return None
     label, scale, more_is_better = _METRICS.get(column, (column.replace("_", " "), 1.0, False))
