@@ -167,9 +167,11 @@ class TorchBackend:
             else:
                 join = with_arrivals if config.sees_arrivals(plan) else without_marks
                 events = join(all_events(job, len(devices)))
-            losses, norms = total_losses(job, len(devices)), gather_norms(job, len(devices))
             if config.publishes:
                 losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
+            else:
+                # Of ranks that may be lost, each step is published: they leave no files.
+                losses, norms = total_losses(job, len(devices)), gather_norms(job, len(devices))
             return RunRecord(
                 self.compute,
                 scenario,

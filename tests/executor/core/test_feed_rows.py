@@ -101,7 +101,7 @@ def test_nothing_is_left_of_steps_that_all_have_published(monkeypatch: pytest.Mo
         clients = [ControlClient(job, rank, f"rank {rank}") for rank in range(2)]
         publishers = [StepPublisher(partial(send_step, client), 0, STEPS, lambda: None) for client in clients]
         for client in clients:
-            client.begin(SessionSpec.of_run(plan, 2, 0, STEPS, ""))
+            client.begin(SessionSpec.of_run(plan, 2, config, ""))
         ranks = [
             threading.Thread(target=publish, args=(client, publisher, plan))
             for client, publisher in zip(clients, publishers, strict=True)

@@ -47,7 +47,8 @@ def test_a_loss_is_one_number(loss: str, problem: str | None, tmp_path: Path) ->
         return
     with pytest.raises(InputError, match=problem) as refused:
         check_model(scenario)
-    assert refused.value.where == str(path)
+    # What the model raised is shown with its line.
+    assert refused.value.where.partition(":")[0] == str(path)
 
 
 def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[CompressedWire, Transfer]:

@@ -145,7 +145,8 @@ class Pipelines:
 
     def step(self, p: int) -> None:
         """A pipeline carries out its next step."""
-        current = StepProgram(self._next[p], self._plan, self._programs[self.devices[p]], 0)
+        step, plan = self._next[p], self._plan
+        current = StepProgram(step, plan, self._programs[self.devices[p]], step * plan.global_batch)
         self._interpreters[p].run(current, lambda step: None, 0.0)
         # Where gradients are clipped the update waits for the norm, until the next step begins.
         self._interpreters[p].update()

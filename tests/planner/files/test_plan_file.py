@@ -235,6 +235,7 @@ def test_the_schema_names_every_key() -> None:
         "synchronisation",
         "connections",
         "compression",
+        "noise_scale",
         "version",
     }
     stage = {"first_layer", "end_layer", "replicas", "in_flight", "recompute"}
