@@ -151,17 +151,17 @@ MOST_BYTES = 128 * 2**20
 
 
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content of a file that is no device, pipe or socket, from which reading might never end.
+    """Return the content of a file, or of a pipe such as a shell's ``<(command)``, but of no device or socket.
 
     Raises:
         InputError: The file is special or larger than ``most_bytes``. The error lacks the path, which the caller adds.
         OSError: The file cannot be read.
     """
     status = path.stat()
-    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise InputError("is a device, pipe or socket", valid="name a regular file")
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+        raise InputError("is a device or socket", valid="name a regular file")
     with path.open("rb") as file:
-        # One byte more than is allowed: a file of the system, such as one in /proc, has no size.
+        # One byte more than is allowed: pipes, and files of the system such as those in /proc, have no size.
         content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1)
     if max(len(content), status.st_size) > most_bytes:
         raise InputError(f"has more than {size_text(most_bytes)}", valid="is this the right file?")
