@@ -21,7 +21,7 @@ Location = tuple[int | str, ...]
 
 # Bounds on what a file may hold, far above what anybody writes: what is beyond them is a mistake or an attack. YAML is
 # read at about a quarter of a megabyte per second. Aliases count as often as they are used.
-_MOST_BYTES = {True: 64 * 2**20, False: 4 * 2**20}
+_MOST_JSON_BYTES, _MOST_YAML_BYTES = 64 * 2**20, 4 * 2**20
 _MOST_VALUES = 300_000
 _MOST_LEVELS = 60
 _MOST_DIGITS = 400
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
         return InputError(problem, where=str(path), valid=valid)
 
     try:
-        text = read_regular(path, _MOST_BYTES[path.suffix == ".json"]).decode()
+        text = read_regular(path, _MOST_JSON_BYTES if path.suffix == ".json" else _MOST_YAML_BYTES).decode()
     except InputError as error:
         raise error.within(str(path)) from None
     except UnicodeDecodeError:
