@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.runs.console import aligned
+
 Row = Mapping[str, str | float | int]
 
 
@@ -163,10 +165,8 @@ def _finite(rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [[_cell(cell) for cell in row.values()] for row in same_columns(rows)]
-    columns = [[head, *cells] for head, *cells in zip(same_columns(rows)[0], *lines, strict=True)]
-    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
-    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    same = same_columns(rows)
+    return "\n".join(aligned([list(same[0]), *([_cell(cell) for cell in row.values()] for row in same)]))
 
 
 def plain_number(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Never
@@ -31,6 +31,12 @@ def say(text: str) -> None:
 def tell(line: str) -> None:
     """Print a line about progress or errors on the standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of equally many cells as lines of text, whose columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 # Signals that ask a command to end.

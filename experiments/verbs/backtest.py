@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from experiments.runs.console import aligned
 from experiments.sweep.backtest.comparison import HEADS, PolicySummary, summaries, summary_cells
 from experiments.sweep.backtest.definition import BacktestConfig, backtest_study
 from experiments.sweep.driver import Result
@@ -59,8 +60,4 @@ def carry_out(
 
 def text_table(found: Sequence[PolicySummary]) -> str:
     """Return the summaries of policies as a table, a line each."""
-    rows = [HEADS, *map(summary_cells, found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(aligned([HEADS, *map(summary_cells, found)]))

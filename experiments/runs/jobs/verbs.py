@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from executor.deploy.bundle import HostedRun, RunBundle
+from experiments.runs.console import aligned
 from experiments.runs.jobs.client import Client
 from experiments.runs.jobs.messages import check_name
 from experiments.runs.jobs.packing import check_run, pack
@@ -90,7 +91,11 @@ def _describe_all(found: Mapping[str, Any]) -> str:
         for host in found["hosts"]
     ]
     return "\n".join(
-        [*_table(["JOB", "STATE", "HOST", "STEPS", ""], jobs), "", *_table(["HOST", "", "DEVICES", "JOBS"], hosts)]
+        [
+            *aligned([["JOB", "STATE", "HOST", "STEPS", ""], *jobs]),
+            "",
+            *aligned([["HOST", "", "DEVICES", "JOBS"], *hosts]),
+        ]
     )
 
 
@@ -109,20 +114,13 @@ def _describe_one(job: Mapping[str, Any]) -> str:
     lines = [
         f"{job['id']}: {job['state']}{host}, {job['steps_done']} of {job['steps']} steps, "
         f"needs {_devices(job['devices'])}{': ' if job['reason'] else ''}{job['reason']}",
-        *_table(["TIME", "STATE", "", "HOST", ""], rows),
+        *aligned([["TIME", "STATE", "", "HOST", ""], *rows]),
     ]
     return "\n".join(lines)
 
 
 def _devices(devices: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in devices.items())
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-    ]
 
 
 def logs(client: Client, job: str, attempt: int | None, lines: int, follows: bool) -> None:
