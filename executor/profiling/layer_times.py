@@ -1,7 +1,9 @@
 """Measures the times of each layer of a stage: forward, backward in one part and in two, and the optimizer's update.
 
 The layers are measured in turn, as in a training step: if one layer were repeated alone, its weights would be in the
-processor's caches already.
+processor's caches already. Their sum is longer than the stage, by 5 to 8 % for a small convolutional model on a CPU:
+the gradient between two layers that run apart is stored once more. So passes through the whole stage alternate with
+passes layer by layer; the first give the sum of the layers' times, the second its division among them.
 
 `main` runs one rank of a job, in which all ranks measure the layers of their stages at the same time. The rank writes
 ``layers-RANK.json`` to the job's folder.
@@ -58,7 +60,8 @@ class LayerTimes:
     """Mean times of one layer for one microbatch of ``samples`` samples; the update happens once per step.
 
     ``backward_s`` is the time of an unsplit backward; in a split one ``backward_input_s`` is that of the input
-    gradient, and ``backward_weight_s`` that of the weight gradients. The forward of the model's first and last layer
+    gradient, and ``backward_weight_s`` that of the weight gradients. The layers of a stage together take as long as the
+    stage. The forward of the model's first and last layer
     includes the reading of data or targets, unless other processes read them ahead. Times at the ends of a stage
     include copies between the device and the CPU.
     """
@@ -74,7 +77,7 @@ class LayerTimes:
 
 @dataclass(frozen=True, slots=True)
 class PassOverhead:
-    """Time of a pass through a stage without layers; the measured times of each layer include it once.
+    """Time of a pass through a stage without layers; the times of the layers of a stage together include it once.
 
     ``backward_s`` also is the overhead of the input gradient in a split backward.
     """
@@ -106,25 +109,34 @@ def measure_layers(
         least_s: About the least time for which unsplit backwards are measured, and as long for split ones, seconds.
     """
     boundary = boundary or Pauses()
-    ends = (layers[0], layers[-1]) if layers else (0, 0)
-    stage = [_StageLayer(loaded, layer, ends, samples, training, device) for layer in layers]
+    if not layers:
+        return []
+    ends = (layers[0], layers[-1])
+    parts = [_StagePart(loaded, [layer], ends, samples, training, device) for layer in layers]
+    whole = [_StagePart(loaded, layers, ends, samples, training, device)]
     for splits in (False, True):
         with shared_copies():
-            for each in stage:
-                each.module.start_step(recompute=False, splits=splits)
+            for each in (*parts, *whole):
                 # In the first pass torch chooses its algorithms, and memory is allocated.
                 each.records = False
-            _pass(stage, splits, Pauses())
-            last_s, _ = _seconds(lambda: _pass(stage, splits, Pauses()), device)  # noqa: B023
-            for each in stage:
+            _pass(parts, splits, Pauses())
+            last_s, _ = _seconds(lambda: _pass(parts, splits, Pauses()), device)  # noqa: B023
+            for each in parts:
+                whole[0].rule.adopt(each.rule)
+            _pass(whole, splits, Pauses())
+            for each in (*parts, *whole):
                 each.records = True
-            for _ in range(boundary.passes(repeats, least_s, last_s)):
-                _pass(stage, splits, boundary)
+            for number in range(boundary.passes(2 * repeats, least_s, last_s)):
+                _pass(whole if number % 2 else parts, splits, boundary)
             boundary.finish()
-    for each in stage:
-        each.module.start_step(recompute=False, splits=False)
+    for each in parts:
         each.rule.clear_gradients()
-    return [each.times() for each in stage]
+    means = [each.means_s() for each in parts]
+    factors = {name: whole_s / sum(each[name] for each in means) for name, whole_s in whole[0].means_s().items()}
+    return [
+        LayerTimes(layer, samples, **{name: factors[name] * mean_s for name, mean_s in each.items()})
+        for layer, each in zip(layers, means, strict=True)
+    ]
 
 
 def measure_overhead(training: Training, repeats: int, device: torch.device = CPU) -> PassOverhead:
@@ -139,60 +151,67 @@ def measure_overhead(training: Training, repeats: int, device: torch.device = CP
     return PassOverhead(median(forward_s), median(backward_s))
 
 
-def _pass(stage: Sequence["_StageLayer"], splits: bool, boundary: Boundary) -> None:
+def _pass(stage: Sequence["_StagePart"], splits: bool, boundary: Boundary) -> None:
+    for each in stage:
+        each.module.start_step(recompute=False, splits=splits)
     boundary.receive(Kind.FORWARD)
     _forward(stage, partial(boundary.send, Kind.FORWARD))
     boundary.receive(Kind.BACKWARD)
     _backward(stage, splits, partial(boundary.send, Kind.BACKWARD))
+    for each in stage:
+        # The next pass may run the same layers in other parts, whose backwards are split on their own.
+        each.module.start_step(recompute=False, splits=False)
 
 
-def _forward(stage: Sequence["_StageLayer"], send: Callable[[], None]) -> None:
+def _forward(stage: Sequence["_StagePart"], send: Callable[[], None]) -> None:
     outputs: torch.Tensor | None = None
-    for layer in stage:
-        outputs = layer.timed("forward_s", partial(layer.forward, outputs, send))
+    for part in stage:
+        outputs = part.timed("forward_s", partial(part.forward, outputs, send))
 
 
-def _backward(stage: Sequence["_StageLayer"], splits: bool, send: Callable[[], None]) -> None:
+def _backward(stage: Sequence["_StagePart"], splits: bool, send: Callable[[], None]) -> None:
     gradient: torch.Tensor | None = None
-    for layer in reversed(stage):
-        run = layer.module.backward_input if splits else layer.module.backward
+    for part in reversed(stage):
+        run = part.module.backward_input if splits else part.module.backward
         name = "backward_input_s" if splits else "backward_s"
-        gradient = layer.timed(name, partial(layer.backward, run, gradient, send))
-    for layer in reversed(stage):
+        gradient = part.timed(name, partial(part.backward, run, gradient, send))
+    for part in reversed(stage):
         if splits:
-            layer.timed("backward_weight_s", partial(layer.module.backward_weight, _MICROBATCH))
+            part.timed("backward_weight_s", partial(part.module.backward_weight, _MICROBATCH))
         else:
             # A learning rate of 0, so that gradients summed over all repeats leave the parameters unchanged.
-            layer.timed("update_s", partial(layer.rule.update, 0.0, 0.0))
+            part.timed("update_s", partial(part.rule.update, 0.0, 0.0))
 
 
-class _StageLayer:
-    """Runs one layer as `executor.training.real_compute` would, with data, payloads and loss, and times each pass."""
+class _StagePart:
+    """Runs layers as `executor.training.real_compute` would, with data, payloads and loss, and times each pass."""
 
     def __init__(
         self,
         loaded: LoadedModel,
-        layer: int,
+        layers: Sequence[int],
         ends: tuple[int, int],
         samples: int,
         training: Training,
         device: torch.device,
     ) -> None:
         sizes = loaded.sizes
-        self.layer, self.samples, self.device = layer, samples, device
+        self.samples, self.device = samples, device
         self._model = loaded.model
         order = DataOrder(loaded.data, training.seed)
         # In training, processes that read ahead have the samples ready before the forward needs them.
         self._ready = order.samples(0, samples) if loaded.workers else None
         self._order = order
-        self._is_first, self._is_last = layer == 0, layer == len(sizes) - 1
-        self._receives, self._sends = layer == ends[0], layer == ends[1]
+        first, last = layers[0], layers[-1]
+        self._is_first, self._is_last = first == 0, last == len(sizes) - 1
+        self._receives, self._sends = first == ends[0], last == ends[1]
+        modules = [loaded.model.layers[layer] for layer in layers]
         self.module = StageModule(
-            [loaded.model.layers[layer]], device, training.precision, copies_inputs=sizes[layer].changes_inputs
+            modules, device, training.precision, copies_inputs=any(sizes[layer].changes_inputs for layer in layers)
         )
-        self.rule = UpdateRule(list(loaded.model.layers[layer].parameters()), training)
-        self._before = _received(sizes[layer - 1].output, samples, device) if self._receives and layer else None
-        self._after = _received(sizes[layer].output, samples, device) if self._sends and not self._is_last else None
+        self.rule = UpdateRule([each for module in modules for each in module.parameters()], training)
+        self._before = _received(sizes[first - 1].output, samples, device) if self._receives and first else None
+        self._after = _received(sizes[last].output, samples, device) if self._sends and not self._is_last else None
         self.records = True
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -203,18 +222,18 @@ class _StageLayer:
             self._durations[name].append(seconds)
         return result
 
-    def times(self) -> LayerTimes:
-        """Return the means of the recorded durations.
+    def means_s(self) -> dict[str, float]:
+        """Return the means of the recorded durations by fields of `LayerTimes`, seconds.
 
         Not their medians: a step contains many passes, of which some take much longer, above all where the process may
         use only a part of a processor core.
         """
-        return LayerTimes(self.layer, self.samples, **{name: fmean(values) for name, values in self._durations.items()})
+        return {name: fmean(values) for name, values in self._durations.items()}
 
     def forward(self, previous: torch.Tensor | None, send: Callable[[], None]) -> torch.Tensor:
-        """Run the layer forward, from the outputs of the previous layer if there are any; return outputs or loss.
+        """Run the layers forward, from the outputs of the part before if there are any; return outputs or loss.
 
-        The last layer of the stage then calls ``send``.
+        The last part of the stage then calls ``send``.
         """
         loss: Loss | None = None
         if self._is_first or self._is_last:
@@ -241,9 +260,9 @@ class _StageLayer:
         gradient: torch.Tensor | None,
         send: Callable[[], None],
     ) -> torch.Tensor | None:
-        """Call ``run``, a backward of the module, from the gradient of the next layer; return the input gradient.
+        """Call ``run``, a backward of the module, from the gradient of the next part; return the input gradient.
 
-        The first layer of the stage then calls ``send``.
+        The first part of the stage then calls ``send``.
         """
         found = run(_MICROBATCH, self._after() if self._after is not None else gradient)
         if self._receives and found is not None:

@@ -132,7 +132,7 @@ def profile_model(
             activations[layer].activation,
             peaks[layer],
             memory[layer],
-            {count: _times([each[count][layer] for each in rounds], overheads) for count in samples},
+            {count: _times([each[count][layer] for each in rounds], overheads, len(layers)) for count in samples},
         )
         for layer in layers
     ]
@@ -173,12 +173,16 @@ def _layer_name(loaded: LoadedModel, layer: int) -> str:
     return f"{layer}-{type(loaded.model.layers[layer]).__name__.lower()}"
 
 
-def _times(rounds: Sequence[LayerTimes], overheads: Sequence[PassOverhead]) -> MicrobatchTimes:
-    pairs = list(zip(rounds, overheads, strict=True))
+def _times(rounds: Sequence[LayerTimes], overheads: Sequence[PassOverhead], layers: int) -> MicrobatchTimes:
+    # All layers together include the overhead once.
+    pairs = [
+        (times, overhead.forward_s / layers, overhead.backward_s / layers)
+        for times, overhead in zip(rounds, overheads, strict=True)
+    ]
     return MicrobatchTimes(
-        interval_of([max(0.0, times.forward_s - overhead.forward_s) for times, overhead in pairs]),
-        interval_of([max(0.0, times.backward_s - overhead.backward_s) for times, overhead in pairs]),
-        interval_of([max(0.0, times.backward_input_s - overhead.backward_s) for times, overhead in pairs]),
+        interval_of([max(0.0, times.forward_s - forward_s) for times, forward_s, _ in pairs]),
+        interval_of([max(0.0, times.backward_s - backward_s) for times, _, backward_s in pairs]),
+        interval_of([max(0.0, times.backward_input_s - backward_s) for times, _, backward_s in pairs]),
         interval_of([times.backward_weight_s for times in rounds]),
         interval_of([times.update_s for times in rounds]),
     )

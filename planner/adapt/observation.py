@@ -4,6 +4,7 @@ Nothing that a scenario declares is used. The delay of a message is the time fro
 its last byte. It consists of the time in the sender's queue, the transmission time and the propagation delay.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ PROBE_BYTES = 16
 # Number of steps over which the least delay of a path is its propagation delay.
 WINDOW_STEPS = 12
 
+# Ratio of neighbouring rates, and of latencies, at which policies search for plans.
+GRID = 1.25
+
 
 def probe_turn(step: int, messages: int) -> int:
     """Return before which of the ``messages`` of a path a probe is sent.
@@ -26,6 +30,17 @@ def probe_turn(step: int, messages: int) -> int:
     so on in turn, so that some probes of each `WINDOW_STEPS` steps find an empty queue.
     """
     return step % min(messages, WINDOW_STEPS)
+
+
+def on_grid(value: float, declared: float) -> float:
+    """Return the power of `GRID`, times the declared value, that is nearest to an observed rate or latency.
+
+    Two runs, or a run and its simulation, observe links that differ by some percent. A search can answer a difference
+    of one percent with other stages, devices and microbatches that are no better.
+    """
+    if not (value > 0 and 0 < declared < math.inf):
+        return value
+    return float(declared * GRID ** round(math.log(value / declared, GRID)))
 
 
 @dataclass(frozen=True, slots=True)

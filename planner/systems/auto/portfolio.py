@@ -1,10 +1,10 @@
 """The plans that policy `auto` has found so far in a run, each by a search at certain rates and latencies of links."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from planner.adapt.observation import on_grid
 from planner.check import is_possible
 from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import Plan
@@ -22,9 +22,6 @@ from traces.common.errors import InputError
 # `NEAR_S` seconds.
 NEAR = 1.5
 NEAR_S = 0.0005
-
-# Ratio of neighbouring rates, and of latencies, at which plans are searched for.
-GRID = 1.25
 
 # Rate, bits per second, and one-way latency, seconds, of each link by its name.
 Links = Mapping[str, tuple[float, float]]
@@ -79,15 +76,11 @@ class Portfolio:
         self._add(found, with_found_orders(found, with_links(self._scenario, links)))
 
     def _rounded(self, links: Links) -> Links:
-        """Return the links with rates and latencies rounded to the declared ones times powers of `GRID`.
-
-        Two runs, or a run and its simulation, observe links that differ by some percent. A search can answer a
-        difference of one percent with other stages and microbatches that are no better.
-        """
+        """Return the links with rates and latencies rounded by `on_grid`."""
         rounded = {}
         for name, (rate_bps, latency_s) in links.items():
             declared_bps, declared_s = self._declared[name]
-            rounded[name] = _nearest(rate_bps, declared_bps), _nearest(latency_s, declared_s)
+            rounded[name] = on_grid(rate_bps, declared_bps), on_grid(latency_s, declared_s)
         return rounded
 
     def add(self, plan: Plan) -> None:
@@ -180,13 +173,6 @@ def declared_links(scenario: Scenario) -> Links:
         for link in scenario.cluster.links
         if link.source != link.target
     }
-
-
-def _nearest(value: float, declared: float) -> float:
-    """Return the power of `GRID`, times the declared value, that is nearest to a value."""
-    if not (value > 0 and 0 < declared < math.inf):
-        return value
-    return float(declared * GRID ** round(math.log(value / declared, GRID)))
 
 
 def with_links(scenario: Scenario, seen: Links) -> Scenario:

@@ -25,7 +25,9 @@ from planner.systems.deepcee.observed_paths import ObservedPaths
 # Least share of the step time that a change must save. It must also save `NOISE_FACTOR` times the noise of the
 # observations: the median change of the predicted step time over the last `NOISE_STEPS` steps. As a median it follows
 # links that vary in every step, but not a single fall or rise, which the policy is to answer.
+# In the first steps, when the noise is unknown, a change must save `LEAST_FIRST_GAIN`.
 LEAST_GAIN = 0.03
+LEAST_FIRST_GAIN = 0.1
 NOISE_FACTOR = 2.0
 NOISE_STEPS = 8
 
@@ -57,7 +59,9 @@ class DepthChoice:
     @property
     def least_gain(self) -> float:
         """Share of the step time that a change must save, which follows the noise of the observations."""
-        return max(LEAST_GAIN, NOISE_FACTOR * median(self._changes)) if len(self._changes) > 2 else LEAST_GAIN
+        if len(self._changes) <= 2:
+            return LEAST_FIRST_GAIN
+        return max(LEAST_GAIN, NOISE_FACTOR * median(self._changes))
 
     def learn_noise(self, plan: Plan) -> None:
         """Note how much the predicted step time of ``plan`` has changed by the newest observation."""

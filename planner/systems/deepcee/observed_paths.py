@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.adapt.observation import Observation, PathObservation
+from planner.adapt.observation import Observation, PathObservation, on_grid
 from planner.cost.link_sharing import sharers
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.scenario.cluster import Cluster
@@ -139,3 +139,15 @@ def with_observed_links(scenario: Scenario, paths: Mapping[tuple[str, str], Cons
         for link in scenario.cluster.links
     )
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+
+
+def with_links_on_grid(observed: Scenario, declared: Scenario) -> Scenario:
+    """Return the scenario ``observed`` with rates and latencies of its links rounded by `on_grid`, for a search."""
+    links = []
+    for link, before in zip(observed.cluster.links, declared.cluster.links, strict=True):
+        rate_bps, latency_s = (
+            on_grid(link.bandwidth_bps, before.bandwidth_bps),
+            on_grid(link.latency_s, before.latency_s),
+        )
+        links.append(replace(link, bandwidth_bps=rate_bps, latency_s=latency_s))
+    return replace(observed, cluster=Cluster(observed.cluster.devices, tuple(links)))

@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.depth_choice import EQUALLY_FAST, DepthChoice
-from planner.systems.deepcee.observed_paths import ObservedPaths, with_observed_links
+from planner.systems.deepcee.observed_paths import ObservedPaths, with_links_on_grid, with_observed_links
 from planner.systems.deepcee.strategy import counted_deepcee, dynamic_step_time_s
 from traces.common.errors import InputError
 
@@ -86,7 +86,7 @@ class DeepceePolicy:
         waited = self._bound_steps - BOUND_STEPS
         observed = with_observed_links(self._scenario, self._seen.alone)
         if waited >= 0 and waited % SEARCH_EVERY_STEPS == 0:
-            self._found = self._planned(observed, away)
+            self._found = self._planned(with_links_on_grid(observed, self._scenario), away)
         others = [each for each in (self._start, self._found) if each is not None and not _same_places(each, plan)]
         there_s = {
             each: dynamic_step_time_s(each, observed, self._seen.slowdown)

@@ -23,7 +23,7 @@ from typing import Self
 from executor.control.node_agent import main as run_agent
 from executor.control.node_agent import start_agent
 from executor.core.job import JobFolder
-from executor.core.subprocesses import die_with_parent, environment, python_environment, run_and_exit
+from executor.core.subprocesses import environment, python_environment, run_and_exit
 from executor.wan.linux import leave_network
 from tests.helpers.processes.process_watch import MARK
 
@@ -113,7 +113,7 @@ def _source() -> Iterator[socket.socket]:
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
         source = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.processes.warm_agents", str(os.getpid()), str(other.fileno())],
+            [sys.executable, "-m", "tests.helpers.processes.warm_agents", str(other.fileno())],
             env={**python_environment(), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -124,9 +124,11 @@ def _source() -> Iterator[socket.socket]:
         own.close()
 
 
-def main(parent: str, descriptor: str) -> None:
-    """Fork an agent for each request, until the connection is closed."""
-    die_with_parent(int(parent))
+def main(descriptor: str) -> None:
+    """Fork an agent for each request, until the connection is closed, also by the end of the process that asks.
+
+    A signal at the death of the parent would come when the thread ends that has started this process.
+    """
     link = socket.socket(fileno=int(descriptor))
     with suppress(KeyboardInterrupt):
         _load()

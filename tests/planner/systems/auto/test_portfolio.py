@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.runs.scenario import choose_scenario
+from planner.adapt.observation import GRID
 from planner.plan.plan import Plan
-from planner.systems.auto.portfolio import GRID, Links, Portfolio, declared_links, searched
+from planner.systems.auto.portfolio import Links, Portfolio, declared_links, searched
 
 SCENARIO = choose_scenario("four-sites")
 DECLARED = declared_links(SCENARIO)
