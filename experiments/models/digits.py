@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,6 +30,9 @@ class Digits:
     def __init__(self, width: int, depth: int) -> None:
         self.layers: list[nn.Module] = [_layer(PIXELS if index == 0 else width, width) for index in range(depth)]
         self.layers.append(nn.Linear(width, CLASSES))
+        # Loaded here, since it takes two seconds, and benches only need the path of this file.
+        from sklearn.datasets import load_digits
+
         images, classes = load_digits(return_X_y=True)
         order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
         training, held_out = np.split(order, [len(images) - round(HELD_OUT_SHARE * len(images))])

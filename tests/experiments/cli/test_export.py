@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from executor.training.models.loading import load_model
@@ -49,6 +48,8 @@ def logits_of_transformers(folder: Path, scenario: Path) -> torch.Tensor:
     read = read_scenario(scenario)
     assert read.code is not None
     tokens, _ = load_model(read.code, read.training.seed).samples(0, 3)
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         return model(tokens).logits

@@ -1,4 +1,7 @@
-"""Small models of transformers in scenarios, and the oracle: transformers alone in one process."""
+"""Small models of transformers in scenarios, and the oracle: transformers alone in one process.
+
+transformers is loaded when it is used: every process that collects the tests would take seconds for it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.nn import functional
 
 from executor.training.data.order import EndlessData
-from executor.training.models.huggingface import TransformersModel
 from executor.training.models.loading import load_for_checks, load_model
 from planner.files.scenario import read_scenario
 from planner.scenario.scenario import Scenario
@@ -105,6 +106,8 @@ def transformers_alone(config: Mapping[str, Any], seed: int) -> Any:
     """The model with the random weights that transformers draws after this seed."""
     values = {key: value for key, value in config.items() if key != "model_type"}
     torch.manual_seed(seed)
+    import transformers
+
     made = transformers.AutoConfig.for_model(config["model_type"], **values)
     if config["model_type"] == "vit":
         return transformers.AutoModelForImageClassification.from_config(made)
@@ -144,5 +147,7 @@ def original_names(scenario: Scenario, parameters: Mapping[str, torch.Tensor]) -
     """The parameters of a run, by transformers' names."""
     assert scenario.code is not None
     model = load_model(scenario.code, scenario.training.seed)
+    from executor.training.models.huggingface import TransformersModel
+
     assert isinstance(model, TransformersModel)
     return model.original(parameters)
