@@ -10,6 +10,7 @@ from planner.check.paths import communicating_pairs, used_links
 from planner.cost.network import own_link
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, Replica
+from planner.plan.regional_batch import foreign_samples
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
@@ -99,6 +100,7 @@ def check_supported(
         check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
         _check_tied(plan, scenario)
+        _check_regional_data(plan, scenario)
     _check_effects(scenario, compute)
     if emulator == "shaper":
         _check_packets(plan, scenario)
@@ -158,6 +160,35 @@ def _check_tied(plan: Plan, scenario: Scenario) -> None:
             f"method '{plan.synchronisation.method}' cannot train a model whose layers share parameters",
             where="synchronisation.method",
             valid="use the method 'allreduce', or a model without tied embeddings",
+        )
+
+
+def _check_regional_data(plan: Plan, scenario: Scenario) -> None:
+    """Raise `InputError` if regions own data, and a plan needs samples of another region or batches of other sizes."""
+    if not scenario.data:
+        return
+    if scenario.training.batch is not None:
+        raise InputError(
+            "the batch cannot change where regions own data, whose samples are counted in steps of equal batches",
+            where="training.batch",
+            valid="leave it out, or leave 'data' out of the scenario",
+        )
+    devices = scenario.cluster.by_name
+    for index, pipeline in enumerate(plan.pipelines):
+        for replica in pipeline.stages[0].replicas:
+            region = devices[replica.device].region
+            if region not in scenario.data:
+                raise InputError(
+                    f"device '{replica.device}' reads samples, but its region '{region}' stores none",
+                    where=f"pipelines[{index}].stages[0]",
+                    valid=f"begin the pipeline in {' or '.join(scenario.data)}, or leave 'data' out of the scenario",
+                )
+    if foreign := foreign_samples(plan, scenario):
+        index, region, other = foreign
+        raise InputError(
+            f"the last stage, in region '{region}', needs the targets of samples that '{other}' stores",
+            where=f"pipelines[{index}]",
+            valid="begin and end each pipeline in one region, or leave 'data' out of the scenario",
         )
 
 

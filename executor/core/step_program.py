@@ -14,6 +14,7 @@ from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan
+from planner.plan.regional_batch import RegionalRun, regional_runs
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, compile_step, compute_numbers
@@ -101,6 +102,7 @@ class DeviceProgram:
         update_s: Duration of the optimizer's update by the profile.
         update_number: Number of the update among all actions of the step that compute, on all devices.
         step_actions: Number of these actions.
+        regional: The runs of the step's batch by region if regions own data; empty otherwise.
         partners: The other devices of the tensor-parallel group, on its first device; empty on all other devices.
         overlaps: Whether gradient sums run during actions: each begins when an action completes its gradients, or at
             the start of the step if no action does. Otherwise all sums follow the last action.
@@ -116,6 +118,7 @@ class DeviceProgram:
     overlaps: bool = False
     update_number: int = 0
     step_actions: int = 0
+    regional: tuple[RegionalRun, ...] = ()
 
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float, late_s: float) -> Event:
         """Return the event row of an action."""
@@ -192,6 +195,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
     step, syncs = compile_step(plan.without_overlap, scenario), gradient_syncs(plan, scenario)
     partners = {replica.device: replica.partners for replica in plan.replicas}
     overlaps = plan.synchronisation.bucket_bytes > 0
+    regional = regional_runs(plan, scenario)
     numbers = compute_numbers(step)
     work = _work(step, numbers, _transfers(step), _completes(step, syncs, plan, scenario) if overlaps else {})
     programs = {}
@@ -214,6 +218,7 @@ def compile_plan(plan: Plan, scenario: Scenario) -> Mapping[str, DeviceProgram]:
             overlaps,
             update_number,
             int(numbers[-1]) + 1,
+            regional,
         )
     return MappingProxyType(programs)
 

@@ -13,6 +13,7 @@ from executor.core.clock import RunClock
 from executor.core.step_program import DeviceProgram, StepProgram, Work
 from executor.training.compute import GradientParts, PacedCompute, Performed
 from executor.training.data.loader import BatchPart, SampleLoader
+from executor.training.data.order import Batch
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState, TiedCopies
 from executor.training.models.loading import LoadedModel, SampleShape
@@ -194,7 +195,8 @@ class RealCompute:
         self._local.clear()
         self._losses.clear()
         self._rule.clear_gradients()
-        self._loader.start_step(trained, plan.global_batch, list(self._batch_parts(program)))
+        batch = Batch(trained, plan.global_batch, program.regional)
+        self._loader.start_step(batch, list(self._batch_parts(program)))
 
     def _batch_parts(self, program: DeviceProgram) -> Iterator[BatchPart]:
         """Yield the parts of a step's batch that this rank needs: inputs for the first stage, targets for the last."""

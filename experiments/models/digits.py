@@ -27,7 +27,7 @@ class Digits:
         size: Number of images to train on, without the held-out ones.
     """
 
-    def __init__(self, width: int, depth: int) -> None:
+    def __init__(self, width: int, depth: int, *, by_class: bool) -> None:
         self.layers: list[nn.Module] = [_layer(PIXELS if index == 0 else width, width) for index in range(depth)]
         self.layers.append(nn.Linear(width, CLASSES))
         # Loaded here, since it takes two seconds, and benches only need the path of this file.
@@ -36,6 +36,8 @@ class Digits:
         images, classes = load_digits(return_X_y=True)
         order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
         training, held_out = np.split(order, [len(images) - round(HELD_OUT_SHARE * len(images))])
+        if by_class:
+            training = training[np.argsort(classes[training], kind="stable")]
         self.size = len(training)
         self._training = _Images(images[training], classes[training])
         self._held_out = _Images(images[held_out], classes[held_out])
@@ -57,16 +59,18 @@ class Digits:
         return float((outputs.argmax(dim=1) == targets).float().mean())
 
 
-def build(*, width: int = 128, depth: int = 4) -> Digits:
+def build(*, width: int = 128, depth: int = 4, by_class: bool = False) -> Digits:
     """Return the model; its initial parameters follow `torch.manual_seed`.
 
     Args:
         width: Width W of the layers.
         depth: Number of layers before the head.
+        by_class: Whether the images to train on are in the order of their classes. If regions own data, each of them
+            then has other classes; otherwise each has all of them.
     """
     if width < 1 or depth < 1:
         raise ValueError(f"width ({width}) and depth ({depth}) must be 1 or more")
-    return Digits(width, depth)
+    return Digits(width, depth, by_class=by_class)
 
 
 class _Images:

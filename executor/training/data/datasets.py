@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ class IndexedSamples:
     def __init__(self, dataset: Any, place: Path, seed: int) -> None:
         self._dataset, self._place, self._seed = dataset, place, seed
         self._batches = _Batches(place)
+        # Index of the first sample, above 0 in parts of the data set.
+        self._first = 0
         if not hasattr(dataset, "__len__"):
             raise InputError(
                 "the data set has no '__len__'",
@@ -41,12 +44,18 @@ class IndexedSamples:
 
     def samples(self, first: int, count: int) -> Samples:
         """Return inputs and targets of the samples at positions ``first`` to ``first + count - 1``."""
-        indices = shuffled(self._seed, first, count, self.size).tolist()
+        indices = shuffled(self._seed, first, count, self.size, self._first).tolist()
         items = [self._item(first + number, index) for number, index in enumerate(indices)]
         return self._batches.stacked(items, first)
 
+    def part(self, first: int, size: int) -> "IndexedSamples":
+        """Return endless passes through samples ``first`` to ``first + size - 1`` of these only."""
+        part = copy(self)
+        part._first, part.size = self._first + first, size
+        return part
+
     def _item(self, position: int, index: int) -> Any:
-        _seed_all(self._seed, position)
+        _seed_all(self._seed, position, *([self._first] if self._first else []))
         with _user_code(self._place, f"item {index} of the data set cannot be read"):
             return self._dataset[index]
 
@@ -60,7 +69,12 @@ class StreamedSamples:
     Args:
         build: Returns the data set at its start; called for each pass, and to go back.
         place: The data set's file or folder, for error messages.
+
+    Attributes:
+        is_read_in_order: True; the samples cannot be divided among regions, which would each read all of them.
     """
+
+    is_read_in_order = True
 
     def __init__(self, build: Callable[[], Any], place: Path, seed: int) -> None:
         self._build, self._place, self._seed = build, place, seed
@@ -125,8 +139,8 @@ class StreamedSamples:
 _END = object()
 
 
-def _seed_all(seed: int, position: int) -> None:
-    words = np.random.SeedSequence((seed, position)).generate_state(4)
+def _seed_all(*entropy: int) -> None:
+    words = np.random.SeedSequence(entropy).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(words[1])
     torch.default_generator.manual_seed(int(words[2]) << 32 | int(words[3]))

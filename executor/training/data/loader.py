@@ -5,15 +5,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count as counted
+from itertools import accumulate, repeat
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from executor.core.subprocesses import close_inherited_sockets, die_with_parent, name_process
 from executor.training.data.datasets import StreamedSamples
-from executor.training.data.order import DataOrder, SampleData
-from executor.training.data.tokens import TokenSamples
+from executor.training.data.order import Batch, DataOrder, SampleData
 from traces.common.errors import RopebridgeError, RunError
 
 # The most parts of batches that a process has ready or is reading.
@@ -39,8 +38,11 @@ class _Loaded:
     error: RopebridgeError | None = None
 
 
-# A part of a step's batch, and the position of the batch's first sample among all samples of training.
-_Request = tuple[int, BatchPart]
+# The batch of a step, and a part of it.
+_Request = tuple[Batch, BatchPart]
+
+# Before the first step. No batch follows it.
+_NO_BATCH = Batch(-1, 0)
 
 
 class SampleLoader:
@@ -55,8 +57,7 @@ class SampleLoader:
     def __init__(self, data: SampleData, seed: int, workers: int = 0) -> None:
         self._data, self._workers = data, workers
         self._order = DataOrder(data, seed)
-        # Position of the first sample of the step's batch, and number of samples of the batch.
-        self._first, self._size = -1, 0
+        self._batch = _NO_BATCH
         self._parts: Sequence[BatchPart] = ()
         # Number of parts of the step that have not come yet.
         self._coming = 0
@@ -65,30 +66,29 @@ class SampleLoader:
         self._requests = _Requests()
         self._loader: DataLoader[tuple[BatchPart, _Loaded]] | None = None
 
-    def start_step(self, first: int, size: int, parts: Sequence[BatchPart]) -> None:
+    def start_step(self, batch: Batch, parts: Sequence[BatchPart]) -> None:
         """Begin a step; drop what was not taken of the step before.
 
         Args:
-            first: Position of the first sample of the step's batch: the samples of all steps before this one.
-            size: Number of samples of the batch.
-            parts: The parts of the step's batch that the rank needs; those of equal samples are loaded once.
+            batch: The batch of the step.
+            parts: The parts of the batch that the rank needs; those of equal samples are loaded once.
         """
         merged = _merged(parts)
-        expected = (self._first + self._size, self._size, self._parts)
-        goes_on = self._stream is not None and not self._coming and (first, size, merged) == expected
-        self._first, self._size, self._parts, self._coming = first, size, merged, len(merged)
+        expected = (self._batch.following(), self._parts)
+        goes_on = self._stream is not None and not self._coming and (batch, merged) == expected
+        self._batch, self._parts, self._coming = batch, merged, len(merged)
         self._here.clear()
         if not goes_on:
             self._stream = self._begin() if merged else None
-        if not self._workers and isinstance(self._data, TokenSamples):
+        if not self._workers:
             for part in merged:
-                self._data.expect(first + size + part.start, part.count)
+                self._order.expect(batch.following(), part.start, part.count)
 
     def inputs(self, start: int, count: int) -> torch.Tensor:
         """Return the inputs of samples ``start`` to ``start + count - 1`` of the step's batch."""
         loaded = self._loaded(start, count)
         if loaded.inputs is None:
-            return self._order.samples(self._first + start, count)[0]
+            return self._order.samples_of(self._batch, start, count)[0]
         found, loaded.inputs = loaded.inputs, None
         return found
 
@@ -96,7 +96,7 @@ class SampleLoader:
         """Return the targets of samples ``start`` to ``start + count - 1`` of the step's batch."""
         loaded = self._loaded(start, count)
         if loaded.targets is None:
-            return self._order.samples(self._first + start, count)[1]
+            return self._order.samples_of(self._batch, start, count)[1]
         found, loaded.targets = loaded.targets, None
         return found
 
@@ -121,7 +121,7 @@ class SampleLoader:
 
     def _begin(self) -> Iterator[tuple[BatchPart, _Loaded]]:
         """Return the parts from the present step on."""
-        self._requests.first, self._requests.size, self._requests.parts = self._first, self._size, self._parts
+        self._requests.batch, self._requests.parts = self._batch, self._parts
         load = _Loading(self._order)
         if not self._workers:
             return map(load.__getitem__, self._requests)
@@ -153,12 +153,13 @@ class _Requests(Sampler[_Request]):
     """The parts of a step and, without end, those of the following steps."""
 
     def __init__(self) -> None:
-        self.first, self.size = 0, 1
+        self.batch = _NO_BATCH
         self.parts: Sequence[BatchPart] = ()
 
     def __iter__(self) -> Iterator[_Request]:
+        batches = accumulate(repeat(self.batch), lambda batch, _: batch.following())
         parts = self.parts
-        return ((first, part) for first in counted(self.first, self.size) for part in parts)
+        return ((batch, part) for batch in batches for part in parts)
 
 
 class _Loading(Dataset[tuple[BatchPart, _Loaded]]):
@@ -168,9 +169,9 @@ class _Loading(Dataset[tuple[BatchPart, _Loaded]]):
         self._order = order
 
     def __getitem__(self, request: _Request) -> tuple[BatchPart, _Loaded]:
-        first, part = request
+        batch, part = request
         try:
-            inputs, targets = self._order.samples(first + part.start, part.count)
+            inputs, targets = self._order.samples_of(batch, part.start, part.count)
         except RopebridgeError as error:
             # Torch would add the stack of the process to an error that leaves it.
             return part, _Loaded(error=error.with_traceback(None))

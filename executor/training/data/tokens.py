@@ -1,6 +1,7 @@
 """Samples from a folder of files of token numbers, which are mapped into memory."""
 
 import mmap
+from copy import copy
 from itertools import accumulate
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from executor.training.data.order import NO_TARGET, EndlessData, Samples, shuffled
+from executor.training.data.order import NO_TARGET, DivisibleData, Samples, shuffled
 from planner.scenario.data import TokenFiles
 from traces.common.errors import InputError
 
@@ -39,6 +40,8 @@ class TokenSamples:
                 )
         tokens = [size // number_bytes for size in sizes]
         counts = [max(0, each - 1) // files.length for each in tokens]
+        # Index of the first sample, above 0 in parts of the data.
+        self._first = 0
         self._ends = np.array(list(accumulate(counts)))
         self.size = int(self._ends[-1])
         if not self.size:
@@ -58,6 +61,12 @@ class TokenSamples:
         sequences = torch.from_numpy(rows)
         return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
+    def part(self, first: int, size: int) -> "TokenSamples":
+        """Return endless passes through samples ``first`` to ``first + size - 1`` of these only."""
+        part = copy(self)
+        part._first, part.size = self._first + first, size
+        return part
+
     def expect(self, first: int, count: int) -> None:
         """Have the kernel read these samples from the disk, without waiting for them."""
         for file, start in self._places(first, count):
@@ -69,7 +78,7 @@ class TokenSamples:
 
     def _places(self, first: int, count: int) -> list[tuple[int, int]]:
         """Return the file of each sample, and the index of its first token there."""
-        indices: NDArray[np.int64] = shuffled(self._seed, first, count, self.size)
+        indices: NDArray[np.int64] = shuffled(self._seed, first, count, self.size, self._first)
         files = np.searchsorted(self._ends, indices, side="right")
         before = np.where(files > 0, self._ends[files - 1], 0)
         return list(zip(files.tolist(), ((indices - before) * self._length).tolist(), strict=True))
@@ -107,8 +116,17 @@ class NextTokens:
         data: The samples, whose targets are not read.
     """
 
-    def __init__(self, data: EndlessData) -> None:
+    def __init__(self, data: DivisibleData) -> None:
         self._data = data
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self._data.size
+
+    def part(self, first: int, size: int) -> "NextTokens":
+        """Return endless passes through samples ``first`` to ``first + size - 1`` of these only."""
+        return NextTokens(self._data.part(first, size))
 
     def samples(self, first: int, count: int) -> Samples:
         """Return the tokens of samples ``first`` to ``first + count - 1``, and the `following` ones."""

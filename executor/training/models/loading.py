@@ -9,11 +9,12 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from executor.training.data.order import DataOrder, EndlessData, FiniteData, SampleData
+from executor.training.data.order import DataOrder, DivisibleData, EndlessData, FiniteData, SampleData, stored_data
 from executor.training.data.sources import open_data
 from executor.training.data.tokens import NextTokens
 from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
+from planner.plan.regional_batch import stored_parts
 from planner.scenario.data import SavedDataset, TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Code, HuggingFaceCode, Scenario
@@ -109,7 +110,8 @@ def check_model(scenario: Scenario) -> LoadedModel:
     """Return a scenario's model, as `load_for_checks` does, if its code can be trained and matches its profile.
 
     Raises:
-        InputError: The scenario has no code, a layer differs from the profile, or the loss is not a single number.
+        InputError: The scenario has no code, a layer differs from the profile, the loss is not a single number, or the
+            data cannot be divided among the regions that own them.
     """
     if scenario.code is None:
         raise InputError(
@@ -121,6 +123,8 @@ def check_model(scenario: Scenario) -> LoadedModel:
     loaded = load_for_checks(scenario.code, training.seed, training.precision, training.data)
     compare_sizes(scenario.model, loaded.sizes, str(scenario.code.source))
     _check_loss(loaded, scenario.code, training.seed)
+    for stored in stored_parts(scenario).values():
+        stored_data(loaded.data, stored, training.seed)
     return loaded
 
 
@@ -191,7 +195,10 @@ def _named_data(named: TrainingData, code: Code, seed: int) -> EndlessData:
     """Return the data that a scenario names; transformers takes the tokens of a sample as targets, and shifts them."""
     data, source = open_data(named, seed), named.source
     are_tokens = isinstance(source, SavedDataset) and source.inputs == source.targets
-    return NextTokens(data) if are_tokens and isinstance(code, HuggingFaceCode) else data
+    if are_tokens and isinstance(code, HuggingFaceCode):
+        assert isinstance(data, DivisibleData), "a saved data set has a size"
+        return NextTokens(data)
+    return data
 
 
 def _tied(model: TrainableModel) -> Iterator[tuple[int, nn.Module, str]]:

@@ -12,7 +12,7 @@ from executor.training.models.loading import load_model
 from executor.training.models.trainable import TrainableModel
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from tests.helpers.processes.training import samples_at
+from tests.helpers.processes.training import regional_batch, samples_at
 
 Numbers = list[torch.Tensor]
 
@@ -42,7 +42,7 @@ class Recursion:
     def __init__(self, scenario: Scenario, plan: Plan) -> None:
         assert scenario.code is not None
         self.model: TrainableModel = load_model(scenario.code, scenario.training.seed)
-        self._training, self._plan = scenario.training, plan
+        self._scenario, self._training, self._plan = scenario, scenario.training, plan
         layers = nn.Sequential(*self.model.layers)
         self.pipelines = [_Pipeline(copy.deepcopy(layers)) for _ in plan.pipelines]
         self.losses: list[float] = []
@@ -108,15 +108,24 @@ class Recursion:
 
     def _gradients(self, p: int, own: _Pipeline) -> Numbers:
         whole = self._plan.global_batch
-        batch = samples_at(self.model, own.step * whole, whole, self._training)
-        first = sum(pipeline.samples for pipeline in self._plan.pipelines[:p])
         samples = self._plan.pipelines[p].samples
-        inputs, targets = (part[first : first + samples] for part in batch)
+        inputs, targets = self._batch(p, own.step)
         mean = self.model.loss(own.layers(inputs), targets)
         self.losses += [0.0] * (own.step + 1 - len(self.losses))
         self.losses[own.step] += float(mean.detach()) * samples / whole
         weight = 1.0 if self._plan.synchronisation.method == "ma" else samples / whole
         return list(torch.autograd.grad(mean * weight, list(own.layers.parameters())))
+
+    def _batch(self, p: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        samples = self._plan.pipelines[p].samples
+        if self._scenario.data:
+            device = self._plan.pipelines[p].stages[0].replicas[0].device
+            region = self._scenario.cluster.by_name[device].region
+            return regional_batch(self.model, step, self._scenario, region, samples)
+        first = sum(pipeline.samples for pipeline in self._plan.pipelines[:p])
+        whole = self._plan.global_batch
+        inputs, targets = samples_at(self.model, step * whole, whole, self._training)
+        return inputs[first : first + samples], targets[first : first + samples]
 
     def _update(self, own: _Pipeline, gradients: Numbers) -> None:
         factor, clip_norm = 1.0, self._training.clip_norm

@@ -150,6 +150,28 @@ def samples_at(model: TrainableModel, first: int, count: int, training: Training
     return model.select(torch.tensor(indices))
 
 
+def regional_batch(
+    model: TrainableModel, step: int, scenario: Scenario, region: str, samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``samples`` samples of a step of a region that owns data: the next ones of its own part, in order."""
+    whole, own = sum(scenario.data.values()), scenario.data[region]
+    regions = list(scenario.data)
+    before = sum(scenario.data[name] for name in regions[: regions.index(region)])
+    positions = range(step * samples, (step + 1) * samples)
+    if not hasattr(model, "select"):
+        numbers = [position // own * whole + before + position % own for position in positions]
+        pairs = [model.samples(number, 1) for number in numbers]
+        return torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
+    first, end = model.size * before // whole, model.size * (before + own) // whole
+    indices = []
+    for position in positions:
+        epoch, place = divmod(position, end - first)
+        philox = np.random.Philox(key=[scenario.training.seed, epoch], counter=[0, 0, 0, first])
+        keys = philox.random_raw(end - first).tolist()
+        indices.append(first + sorted(range(end - first), key=keys.__getitem__)[place])
+    return model.select(torch.tensor(indices))
+
+
 def chain(code: ModelCode = GPT, optimizer: Optimizer | None = None) -> tuple[Scenario, Plan]:
     """Three stages; the middle one has two replicas."""
     scenario = training_scenario(code, 4, optimizer=optimizer)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from executor.training.data.datasets import IndexedSamples, StreamedSamples
 from executor.training.data.loader import BatchPart, SampleLoader
-from executor.training.data.order import DataOrder, SampleData
+from executor.training.data.order import Batch, DataOrder, SampleData
 from tests.executor.training.data.test_sources import HERE, Countdown, Squares
 from traces.common.errors import InputError
 
@@ -43,7 +43,7 @@ def follow(loader: SampleLoader, data: SampleData, steps: list) -> None:
         first = first + last_size if restart is None else 12 * restart
         last_size = size
         parts = [BatchPart(a, b - a, chance.random() < 0.7, chance.random() < 0.7) for a, b in pairwise(cuts)]
-        loader.start_step(first, size, parts)
+        loader.start_step(Batch(first, size), parts)
         asked = [(part, name) for part in parts for name in ("inputs", "targets") if getattr(part, name)]
         chance.shuffle(asked)
         for part, name in asked[: len(asked) // 2] if is_unfinished else asked:
@@ -81,7 +81,7 @@ def test_an_error_of_the_data_set_comes_where_its_sample_is_needed(workers: int)
     loader = SampleLoader(IndexedSamples(Failing(), Path("pictures.py"), seed=5), 5, workers)
     failed = []
     for step in range(11):
-        loader.start_step(step, 1, [BatchPart(0, 1, True, True)])
+        loader.start_step(Batch(step, 1), [BatchPart(0, 1, True, True)])
         try:
             loader.inputs(0, 1)
         except InputError as error:
