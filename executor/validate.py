@@ -95,7 +95,6 @@ def check_supported(
     Raises:
         InputError: The message names the first thing that only the simulator supports, and an alternative.
     """
-    _check_synchronisation(plan)
     if compute == "real":
         check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
@@ -115,7 +114,7 @@ def check_supported(
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
     if recovers:
-        _check_one_state(plan, "recovery", "leave '--backup-every' out")
+        _check_recovery(plan)
     if checkpoints:
         _check_checkpoints(plan, compute)
 
@@ -192,6 +191,13 @@ def _check_regional_data(plan: Plan, scenario: Scenario) -> None:
         )
 
 
+def _check_recovery(plan: Plan) -> None:
+    valid = "leave '--backup-every' out"
+    if plan.synchronisation.method != "allreduce":
+        raise _unsupported("recovery of pipelines that train without a barrier", "synchronisation.method", valid)
+    _check_whole_layers(plan, "recovery", valid)
+
+
 def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
     if compute != "real":
         raise InputError(
@@ -199,25 +205,13 @@ def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
             where="--checkpoint",
             valid="leave the option out, or choose '--compute real'",
         )
-    _check_one_state(plan, "a checkpoint", "leave '--checkpoint' out")
+    _check_whole_layers(plan, "a checkpoint", "leave '--checkpoint' out")
 
 
-def _check_one_state(plan: Plan, what: str, valid: str) -> None:
-    """Raise `InputError` unless every layer has a single state, complete on one device."""
-    if plan.synchronisation.method != "allreduce":
-        raise _unsupported(f"{what} of pipelines that train without a barrier", "synchronisation.method", valid)
+def _check_whole_layers(plan: Plan, what: str, valid: str) -> None:
+    """Raise `InputError` unless the state of every layer is complete on one device."""
     if any(replica.partners for replica in plan.replicas):
         raise _unsupported(f"{what} of tensor-parallel groups", "pipelines", valid)
-
-
-def _check_synchronisation(plan: Plan) -> None:
-    if plan.synchronisation.method != "ma":
-        return
-    for index, pipeline in enumerate(plan.pipelines):
-        for number, stage in enumerate(pipeline.stages):
-            if len(stage.replicas) > 1:
-                where = f"pipelines[{index}].stages[{number}].replicas"
-                raise _unsupported("averaging of the parameters of replicas", where, "give the stage one replica")
 
 
 def _check_effects(scenario: Scenario, compute: ComputeMode) -> None:

@@ -24,21 +24,38 @@ class UpdateMessage(Message):
 
 
 class AsyncUpdates:
-    """Updates that pipelines exchange during a run, and the steps that wait for them."""
+    """Updates that pipelines exchange during a run, and the steps that wait for them.
 
-    def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, actors: Sequence[str]) -> None:
-        number = {name: actor for actor, name in enumerate(actors)}
+    The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change.
+
+    Args:
+        edges: Every pair of devices between which updates are sent; the same in all epochs.
+    """
+
+    def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation) -> None:
         self.edges = edges
         self._interval_steps = synchronisation.interval_steps
         self._bound = synchronisation.staleness_bound
-        self._sender = [number[edge.sender] for edge in edges]
-        self._receiver = [number[edge.receiver] for edge in edges]
+        self._actors: Sequence[str] = ()
+        self._sender: list[int] = []
+        self._receiver: list[int] = []
         # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
-        # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of an actor's steps.
+        # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
         self._arrivals_s: list[list[float]] = [[] for _ in edges]
-        self._begun_s: defaultdict[int, list[float]] = defaultdict(list)
-        self._ended_s: defaultdict[int, list[float]] = defaultdict(list)
+        self._begun_s: defaultdict[str, list[float]] = defaultdict(list)
+        self._ended_s: defaultdict[str, list[float]] = defaultdict(list)
+        # Departure of an edge's last update; and of the last one of earlier epochs, whose network is another object.
+        self._departed_s = [0.0] * len(edges)
+        self._free_s = [0.0] * len(edges)
+
+    def begin_epoch(self, actors: Sequence[str]) -> None:
+        """Take over the actors of an epoch: the name of each actor's device."""
+        number = {name: actor for actor, name in enumerate(actors)}
+        self._actors = actors
+        self._sender = [number[edge.sender] for edge in self.edges]
+        self._receiver = [number[edge.receiver] for edge in self.edges]
+        self._free_s = list(self._departed_s)
 
     @property
     def waiting(self) -> list[int]:
@@ -52,18 +69,19 @@ class AsyncUpdates:
             self._bounded.append((step, actor))
             return None
         begins_s = max(now_s, allowed_s)
-        self._begun_s[actor].append(begins_s)
+        self._begun_s[self._actors[actor]].append(begins_s)
         return begins_s
 
     def finish(self, actor: int, now_s: float) -> list[UpdateMessage]:
         """Record that an actor has finished its step; return the updates that the actor sends."""
-        ended_s = self._ended_s[actor]
+        ended_s = self._ended_s[self._actors[actor]]
         ended_s.append(now_s)
         step = len(ended_s) - 1
         if (step + 1) % self._interval_steps:
             return []
+        # Updates of an edge leave one after the other, also those before and after a change of devices.
         return [
-            UpdateMessage(step, -1, edge.size_bytes, now_s, edge=number)
+            UpdateMessage(step, -1, edge.size_bytes, max(now_s, self._free_s[number]), edge=number)
             for number, edge in enumerate(self.edges)
             if self._sender[number] == actor
         ]
@@ -71,6 +89,7 @@ class AsyncUpdates:
     def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
         """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
         self._arrivals_s[message.edge].append(message.arrived_s)
+        self._departed_s[message.edge] = message.departed_s
         released = [(step, actor) for step, actor in self._bounded if actor == self._receiver[message.edge]]
         self._bounded = [each for each in self._bounded if each not in released]
         return released
@@ -104,16 +123,17 @@ class AsyncUpdates:
         return latest_s
 
     def _event(self, number: int, exchange: int) -> Event:
-        edge, sender, receiver = self.edges[number], self._sender[number], self._receiver[number]
+        edge = self.edges[number]
         arrived_s = self._arrivals_s[number][exchange]
-        known = self._known_steps(receiver, sender, self._begun_s[sender][exchange * self._interval_steps])
-        staleness = bisect_right(self._ended_s[receiver], arrived_s) - known
+        begun_s = self._begun_s[edge.sender][exchange * self._interval_steps]
+        known = self._known_steps(edge.receiver, edge.sender, begun_s)
+        staleness = bisect_right(self._ended_s[edge.receiver], arrived_s) - known
         step = (exchange + 1) * self._interval_steps - 1
         place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
         return Event(EventKind.UPDATE, *place, "", arrived_s, arrived_s, edge.size_bytes, staleness)
 
-    def _known_steps(self, sender: int, receiver: int, now_s: float) -> int:
+    def _known_steps(self, sender: str, receiver: str, now_s: float) -> int:
         """Return the number of steps of ``sender`` whose updates had reached ``receiver`` for all shared layers."""
-        edges = zip(self._sender, self._receiver, self._arrivals_s, strict=True)
-        found = [arrivals_s for *ends, arrivals_s in edges if ends == [sender, receiver]]
+        edges = zip(self.edges, self._arrivals_s, strict=True)
+        found = [arrivals_s for edge, arrivals_s in edges if (edge.sender, edge.receiver) == (sender, receiver)]
         return min((self._interval_steps * bisect_right(arrivals_s, now_s) for arrivals_s in found), default=0)

@@ -73,6 +73,7 @@ class EpochRun:
         policy: PolicyClock | None,
         stop: StopCondition,
         recorder: Recorder,
+        updates: AsyncUpdates,
         backup_every: int = 0,
     ) -> None:
         plan = epoch.plan
@@ -92,7 +93,8 @@ class EpochRun:
         ready_notice = scenario.effects.network.ready_notice
         self._receives = PostedReceives(self.steps, self.gate, self.network) if ready_notice else None
         self._engine = StepEngine(self._environment, scenario, self.network, self._devices, self.steps, self._receives)
-        self.updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, actors)
+        self.updates = updates
+        updates.begin_epoch(actors)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.

@@ -8,12 +8,14 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Decision, Policy
 from planner.check import check_plan
 from planner.check.paths import check_traces_last
+from planner.cost.synchronisation import update_edges
 from planner.events.event import fault_events
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.faults import known_away, noticed_absences, with_ended_hangs
 from planner.scenario.scenario import Scenario
+from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.step_gate import PolicyClock, StopCondition
@@ -77,6 +79,7 @@ class Run:
         devices = [device.name for device in scenario.cluster.devices]
         self._recorder = Recorder(devices, probes=adaptation is not None)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
+        self._updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation)
 
     def run(self) -> EventLog:
         """Return all events of the run.
@@ -86,9 +89,11 @@ class Run:
         """
         epoch: Epoch | None = Epoch(self._plan)
         while epoch is not None:
-            epoch_run = EpochRun(self._scenario, epoch, self._policy, self._stop, self._recorder, self._backup_every)
+            epoch_run = EpochRun(
+                self._scenario, epoch, self._policy, self._stop, self._recorder, self._updates, self._backup_every
+            )
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
-        for event in (*epoch_run.updates.events(), *fault_events(self._faults, epoch_run.now_s)):
+        for event in (*self._updates.events(), *fault_events(self._faults, epoch_run.now_s)):
             self._recorder.add(event)
         return self._recorder.log()
 

@@ -214,13 +214,12 @@ class JobFolder:
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:
     """Return the names of the devices in rank order: those of the first plan, then those that a later plan may use.
 
-    Layers can change devices only if gradients are synchronised by all-reduce, so only such plans include the other
-    devices of the cluster. On several machines the order is the cluster's, so that a resumed run, whose plan may be
-    another one, has the same rank on each machine.
+    On several machines the order is the cluster's, so that a resumed run, whose plan may be another one, has the same
+    rank on each machine.
     """
     devices = [device.name for device in scenario.cluster.devices]
     spare: list[str] = []
-    if config.adapts and plan.synchronisation.method == "allreduce":
+    if config.adapts:
         spare = [device for device in devices if device not in plan.devices]
     found = (*plan.devices, *spare)
     return tuple(sorted(found, key=devices.index)) if config.spread else found

@@ -18,6 +18,7 @@ from executor.rank.telemetry import write_sample
 from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
+from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.interpreter import Interpreter
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
@@ -45,6 +46,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._transport: Transport | None = None
+        self._updates: PipelineUpdates | None = None
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
@@ -188,7 +190,7 @@ class Session:
                 clock.sleep_until(0.0)
                 ready_s = clock.now_s()
             interpreter.run(current, known, ready_s)
-        interpreter.close()
+        interpreter.close(None if change is None else change.step)
         return change
 
     def _follow_epoch(self, first: int) -> Reconfiguration | None:
@@ -256,13 +258,21 @@ class Session:
             context.loss_steps.append(step)
             context.losses.append(loss)
 
-        updates = None
-        if edges := update_edges(config.plan, config.scenario):
-            updates = PipelineUpdates(
-                config.plan,
+        edges = update_edges(plan, config.scenario)
+        if self._updates is not None:
+            # Updates that other pipelines have sent meanwhile stay, since all devices that exchange them do.
+            self._updates.set_plan(plan)
+        elif edges:
+            self._updates = PipelineUpdates(
+                plan,
                 edges,
                 config.device,
-                config.run.steps,
+                ExchangeSteps(
+                    plan.synchronisation.interval_steps,
+                    config.run.first_step,
+                    config.run.steps,
+                    config.run.checkpoint_every,
+                ),
                 transport,
                 context.compute,
                 config.scenario.model,
@@ -276,7 +286,7 @@ class Session:
             context.clock,
             config.wire(plan),
             self._rows if config.leads(plan) else PartnerRows(context.file, publisher),
-            updates,
+            self._updates,
             note_loss,
             context.group,
             config.run.adapts and config.leads(plan),

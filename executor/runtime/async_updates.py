@@ -4,12 +4,16 @@ With asgd and asgd-ga an update contains gradients. The receiver adds them to th
 the replicas of the stage sum these; so all replicas apply the update in the same step. With plain SGD without clipping
 the parameters of all pipelines change by the same gradients in the end, each pipeline's at another time. With ma an
 update contains parameters. Before its next step the receiver averages them with its own: the newest parameters of each
-pipeline that has sent any since the last average, all with equal weight.
+pipeline that has sent any since the last average, all with equal weight. The first replica of a stage does so, and
+sends the others the result.
 
 With a staleness bound of 0 a step applies exactly the updates of earlier steps, so that training does not depend on
 arrival times. After its last step a pipeline waits for all updates that were sent to it, and applies them in one more
 update. If the number of steps is no multiple of ``interval_steps``, the gradients (with ma, the parameters) of the
-steps after the last exchange are not sent.
+steps after the last exchange are not sent, unless the run writes checkpoints.
+
+Before a checkpoint pipelines settle: each waits for the updates of all earlier steps and applies them. With ma, and
+with plain SGD without clipping, the parameters of all pipelines are then equal.
 """
 
 from bisect import bisect_right
@@ -17,11 +21,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
+from math import inf
 
 import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
+from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
 from executor.training.compute import LayerParameters
 from executor.training.real_compute import Compute
@@ -40,32 +46,29 @@ class PipelineUpdates:
     """Sends one rank's updates to other pipelines, and applies theirs.
 
     Args:
-        plan: The plan, which never changes during such a run.
+        plan: The first plan; later ones have the same first replicas of stages, which exchange the updates.
         edges: Every pair of devices between which updates are sent, with the layers.
-        steps: Number of the step after the last one.
+        exchanges: After which steps updates are sent, and before which steps pipelines settle.
     """
 
     plan: InitVar[Plan]
     edges: InitVar[Sequence[UpdateEdge]]
     _device: str
-    steps: InitVar[int]
+    _exchanges: ExchangeSteps
     _transport: Transport
     _compute: Compute
     _model: ModelProfile
     _clock: RunClock
     _recorder: EventRecorder
 
-    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], steps: int) -> None:
+    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge]) -> None:
         settings = plan.synchronisation
         self._averages = settings.method == "ma"
-        self._interval_steps = settings.interval_steps
         self._staleness_bound = settings.staleness_bound
         self._pipelines = len(plan.pipelines)
-        self._stages = [
-            stage for stage in plan.stages if any(replica.device == self._device for replica in stage.replicas)
-        ]
-        self._exchanges = steps // settings.interval_steps
-        self._last = steps - 1
+        self.set_plan(plan)
+        self._last = self._exchanges.steps - 1
+        self._all = self._exchanges.before(self._exchanges.steps)
         self._publish_last: Callable[[], None] = lambda: None
         self._outgoing = [edge for edge in edges if edge.sender == self._device]
         # Gradients of the steps since the last exchange, by layers.
@@ -76,7 +79,13 @@ class PipelineUpdates:
         self._known: dict[str, int] = {}
         self._ended_s: list[float] = []
         incoming = [edge for edge in edges if edge.receiver == self._device]
-        self._incoming = [IncomingUpdates(edge, self._exchanges, partial(self._post, edge)) for edge in incoming]
+        self._incoming = [IncomingUpdates(edge, self._all, partial(self._post, edge)) for edge in incoming]
+
+    def set_plan(self, plan: Plan) -> None:
+        """Replace the plan by another one with the same first replicas of stages."""
+        self._stages = [
+            stage for stage in plan.stages if any(replica.device == self._device for replica in stage.replicas)
+        ]
 
     def begin(self, step: int) -> float:
         """Wait for the updates that the staleness bound demands before a step; with ma, average the parameters.
@@ -88,16 +97,24 @@ class PipelineUpdates:
             self._publish_last = self._recorder.hold(step)
         ready_s = float("-inf")
         if self._staleness_bound is not None:
-            needed = max(0, (step - self._staleness_bound) // self._interval_steps)
+            needed = self._exchanges.before(step - self._staleness_bound)
             ready_s = max((each.wait_for(needed) for each in self._incoming), default=ready_s)
         if self._averages:
-            self._average(self._take(self._stop(step)))
-        if step % self._interval_steps == 0:
+            self._average(self._take(self._stop(step)), step)
+        if step == self._exchanges.first_step or self._exchanges.follows(step - 1):
             arrived: defaultdict[str, list[int]] = defaultdict(list)
             for incoming in self._incoming:
                 arrived[incoming.edge.sender].append(incoming.arrived)
-            self._known = {sender: self._interval_steps * min(counts) for sender, counts in arrived.items()}
+            self._known = {sender: self._steps_of(min(counts)) for sender, counts in arrived.items()}
         return ready_s
+
+    def settles(self, step: int) -> bool:
+        """Return whether pipelines settle before a step."""
+        return self._exchanges.settles(step)
+
+    def settle(self, step: int) -> bool:
+        """Wait for all updates of the steps before ``step``; return whether the optimizer must apply them."""
+        return self._apply_rest(self._exchanges.before(step), step)
 
     def add(self, step: int) -> None:
         """With asgd and asgd-ga, add the received gradients to those of the step."""
@@ -122,7 +139,7 @@ class PipelineUpdates:
         self._ended_s.append(now_s)
         self._log_applied(self._added, now_s)
         self._added = []
-        if (step + 1) % self._interval_steps:
+        if not self._exchanges.follows(step):
             return
         for edge in self._outgoing:
             values = self._parameters(edge.layers).parameters() if self._averages else self._sums[edge.layers]
@@ -135,21 +152,22 @@ class PipelineUpdates:
         With asgd and asgd-ga it must: on every replica, the gradients are now the sum of these updates. With ma the
         parameters have been averaged.
         """
-        must_apply = self._apply_rest()
+        must_apply = self._apply_rest(self._all, self._last + 1)
         self._publish_last()
         return must_apply
 
-    def _apply_rest(self) -> bool:
+    def _apply_rest(self, count: int, step: int) -> bool:
+        """Wait for the first ``count`` updates of each sender, and apply before ``step`` those that are not applied."""
         for incoming in self._incoming:
-            incoming.wait_for(self._exchanges)
-        rest = self._take(None)
+            incoming.wait_for(count)
+        rest = self._take(count)
         if self._averages:
-            self._average(rest)
+            self._average(rest, step)
             return False
         self._compute.clear_gradients()
         for update in rest:
             self._parameters(update.edge.layers).add_gradients(update.values)
-        sums = [self._first_replicas_gradients(stage) for stage in self._stages]
+        sums = [self._first_replicas_gradients(stage, count) for stage in self._stages]
         # Drop the gradients again, so that all replicas get exactly the values of the first one.
         self._compute.clear_gradients()
         for stage, values in zip(self._stages, sums, strict=True):
@@ -163,7 +181,11 @@ class PipelineUpdates:
 
     def _stop(self, step: int) -> int | None:
         """Return the first exchange that a step must not apply, even if it has arrived; None if there is no limit."""
-        return step // self._interval_steps if self._staleness_bound == 0 else None
+        if self._staleness_bound == 0:
+            return self._exchanges.before(step)
+        # The parameters before a checkpoint are averaged by all pipelines at once, so that they become equal.
+        last = self._exchanges.last_before_settling(step)
+        return int(last) if self._averages and last < inf else None
 
     def _take(self, stop: int | None) -> list[Update]:
         return [update for incoming in self._incoming for update in incoming.take(stop)]
@@ -176,7 +198,8 @@ class PipelineUpdates:
             there, here = self._elements(update.edge.layers[0], low), self._elements(layers[0], low)
             own[here : here + count] -= update.values[there : there + count]
 
-    def _average(self, updates: Sequence[Update]) -> None:
+    def _average(self, updates: Sequence[Update], step: int) -> None:
+        """Average received parameters with those of this rank's stages, on every replica, before ``step``."""
         # The newest parameters of each sender replace its earlier ones.
         newest = {update.edge: update for update in updates}
         changes = [
@@ -186,14 +209,41 @@ class PipelineUpdates:
         for layers, change in changes:
             parameters = self._parameters(layers)
             parameters.put_parameters(parameters.parameters() + change)
+        for stage in self._stages:
+            self._share_average(stage, step, changed=bool(updates))
         self._log_applied(updates, self._clock.now_s())
 
-    def _first_replicas_gradients(self, stage: Stage) -> torch.Tensor:
-        """Return the gradients of a stage's first replica, on every replica; the messages are not logged."""
+    def _share_average(self, stage: Stage, step: int, *, changed: bool) -> None:
+        """Give the other replicas of a stage the first one's parameters if ``changed``; the messages are not logged.
+
+        The others do not know which updates have arrived, so that a byte tells them whether parameters follow.
+        """
         leader, *others = (replica.device for replica in stage.replicas)
         layers = (stage.first_layer, stage.end_layer)
         elements = self._elements(*layers)
-        tag = update_tag(self._exchanges, layers[0])
+        announced, follows = (update_tag(2 * step + number, layers[0]) for number in range(2))
+        if not elements:
+            return
+        if self._device != leader:
+            if self._transport.post(leader, announced, 1).wait().item():
+                values = self._transport.post(leader, follows, elements * FLOAT32_BYTES).wait().view(torch.float32)
+                self._parameters(layers).put_parameters(values)
+            return
+        for other in others:
+            self._transport.send(other, announced, torch.tensor([changed], dtype=torch.uint8), self._clock.now_s())
+            if changed:
+                values = self._parameters(layers).parameters()
+                self._transport.send(other, follows, values.view(torch.uint8), self._clock.now_s())
+
+    def _first_replicas_gradients(self, stage: Stage, number: int) -> torch.Tensor:
+        """Return the gradients of a stage's first replica, on every replica; the messages are not logged.
+
+        ``number`` is the number of exchanges so far, for the messages' tag.
+        """
+        leader, *others = (replica.device for replica in stage.replicas)
+        layers = (stage.first_layer, stage.end_layer)
+        elements = self._elements(*layers)
+        tag = update_tag(number, layers[0])
         if self._device != leader and elements:
             return self._transport.post(leader, tag, elements * FLOAT32_BYTES).wait().view(torch.float32)
         values = self._parameters(layers).gradients()
@@ -217,13 +267,17 @@ class PipelineUpdates:
             return Event(EventKind.SEND, *place, UPDATE_ACTION, start_s, end_s, edge.size_bytes)
 
         departed = self._recorder.sending(self._last, event, now_s)
-        tag = update_tag((step + 1) // self._interval_steps - 1, edge.layers[0])
+        tag = update_tag(self._exchanges.before(step + 1) - 1, edge.layers[0])
         self._transport.send(edge.receiver, tag, payload, now_s, departed)
+
+    def _steps_of(self, exchanges: int) -> int:
+        """Return the number of this run's steps whose updates the first ``exchanges`` exchanges contain."""
+        return self._exchanges.last_step(exchanges - 1) + 1 - self._exchanges.first_step if exchanges else 0
 
     def _log_applied(self, updates: Sequence[Update], now_s: float) -> None:
         for update in updates:
             edge, arrived_s = update.edge, update.arrived_s
-            step = (update.exchange + 1) * self._interval_steps - 1
+            step = self._exchanges.last_step(update.exchange)
             place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
             staleness = bisect_right(self._ended_s, arrived_s) - update.known
             times_s = (arrived_s, max(now_s, arrived_s))

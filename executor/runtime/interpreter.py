@@ -78,6 +78,7 @@ class Interpreter:
         """
         self.post(current)
         self.update()
+        self._settle(current.step)
         self._begun(current)
         posted = self._posted[current.step]
         if self._updates is not None:
@@ -118,11 +119,24 @@ class Interpreter:
         for device in (event.device, *current.program.partners):
             self._recorder.log(replace(event, device=device))
 
-    def close(self) -> None:
-        """Finish the last step, and apply the updates that other pipelines still send."""
+    def close(self, before: int | None = None) -> None:
+        """Finish the last step; at the end of the run, apply the updates that other pipelines still send.
+
+        ``before`` is the next step, which other devices may run; None at the end of the run.
+        """
         self.update()
-        if self._updates is not None and self._last is not None and self._updates.drain():
-            self._update_once_more(self._last)
+        if before is not None:
+            self._settle(before)
+        elif self._updates is not None and self._last is not None and self._updates.drain():
+            self._update_once_more(self._last, self._last.step + 1)
+
+    def _settle(self, step: int) -> None:
+        """Apply all updates of earlier steps if pipelines settle before ``step``, unless this was done in `close`."""
+        if self._updates is None or self._last is None or not self._updates.settles(step):
+            return
+        if self._updates.settle(step):
+            # The norm's messages have the tags of a step that no rank has begun.
+            self._update_once_more(self._last, step + 2)
 
     def update(self) -> None:
         """Do the optimizer's update of the last step, unless it is done already."""
@@ -141,9 +155,12 @@ class Interpreter:
             self._updates.finish(current.step, self._compute.free_s())
         self._ended(current.step)
 
-    def _update_once_more(self, last: StepProgram) -> None:
-        """Update the parameters from the present gradients, at the learning rate of the last step."""
-        after = replace(last, step=last.step + 1)
+    def _update_once_more(self, last: StepProgram, tagged: int) -> None:
+        """Update the parameters from the present gradients, at the learning rate of the last step.
+
+        ``tagged`` is the number of a step, for the tags of the norm's messages.
+        """
+        after = replace(last, step=tagged)
         self._norms.post(after)
         self._norms.contribute(after, self._compute.squared_norm)
         self._compute.finish_step(last.step, self._norms.total(after))

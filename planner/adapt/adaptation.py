@@ -37,7 +37,7 @@ class Adaptation:
 
     Raises:
         RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
-            device, or needs a new set-up while pipelines train without a barrier.
+            device, or changes more than `keeps_senders` allows while pipelines train without a barrier.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ class Adaptation:
         except InputError as error:
             raise RunError(f"{when} returned a plan that is not valid: {error}") from error
         waits = current.synchronisation.method == "allreduce"
-        if not waits and needs_set_up(current, proposed):
+        if not waits and needs_set_up(current, proposed) and not keeps_senders(current, proposed):
             raise RunError(
-                f"{when} moves layers to other devices, or changes what is set up once, while pipelines train without "
-                "a barrier: devices can change together only between two steps, which needs method 'allreduce'"
+                f"{when} moves layers or the first replica of a stage, or changes what is set up once, while pipelines "
+                "train without a barrier: only other replicas can come and go then; all else needs method 'allreduce'"
             )
         changes = [(name, getattr(current, name), getattr(proposed, name)) for name in _INVARIANT]
         methods = (current.synchronisation.method, proposed.synchronisation.method)
@@ -215,6 +215,22 @@ class Adaptation:
 def needs_set_up(old: Plan, new: Plan) -> bool:
     """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs."""
     return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
+
+
+def keeps_senders(old: Plan, new: Plan) -> bool:
+    """Return whether a change of plan keeps layers and first replica of each stage, and all that is set up once.
+
+    The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
+    can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
+    pipelines go on meanwhile.
+    """
+    kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
+    return kept and _first_holders(old) == _first_holders(new)
+
+
+def _first_holders(plan: Plan) -> list[list[tuple[int, int, tuple[str, ...]]]]:
+    """Return the layers and the devices of the first replica of each stage."""
+    return [[(first, end, devices[0]) for first, end, devices in pipeline] for pipeline in _holders(plan)]
 
 
 def _first_step(decision: Decision) -> int:

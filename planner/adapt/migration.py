@@ -7,7 +7,7 @@ to it has the highest rate.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.cost.network import nominal_path, payload_bps
@@ -68,11 +68,32 @@ def migration_between(
 
     The state of the devices ``gone`` is lost; ``backups`` lists, by layer index, the devices that hold a backup of a
     layer's state. Assumption: if the degree of tensor parallelism changes, each new part of a layer is sent whole, by
-    one device that holds an old part of the layer.
+    one device that holds an old part of the layer. Pipelines that train without a barrier have different parameters, so
+    that a device gets the state of a device of its own pipeline.
 
     Raises:
         InputError: No device holds the state of a layer that ``new`` needs.
     """
+    if new.synchronisation.method != "allreduce" and len(new.pipelines) == len(old.pipelines) > 1:
+        each = [
+            _between(replace(old, pipelines=(before,)), replace(new, pipelines=(after,)), scenario, gone, backups)
+            for before, after in zip(old.pipelines, new.pipelines, strict=True)
+        ]
+        return Migration(tuple(sorted((move for one in each for move in one.moves), key=_place)))
+    return _between(old, new, scenario, gone, backups)
+
+
+def _place(move: LayerTransfer) -> tuple[str, int]:
+    return move.target, move.first_layer
+
+
+def _between(
+    old: Plan,
+    new: Plan,
+    scenario: Scenario,
+    gone: Collection[str],
+    backups: Mapping[int, Sequence[str]] | None,
+) -> Migration:
     held = {device: shards for device, shards in _held(old).items() if device not in gone}
     copies = {layer: [each for each in own if each not in gone] for layer, own in (backups or {}).items()}
     return _from_nearest(held, copies, new, scenario)

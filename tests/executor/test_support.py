@@ -64,15 +64,6 @@ DATA_PARALLEL = Pipeline((Stage(0, 2, (Replica("device-0"), Replica("device-1"))
 ALONE = Pipeline((Stage(0, 2, (Replica("device-0"),), 1),), (2,))
 
 REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] = {
-    "averaging replicas": (
-        two_pipelines(Synchronisation("ma", interval_steps=4), replicas=2),
-        FOUR,
-        "paced",
-        "none",
-        "pipelines[0].stages[0].replicas",
-        "averaging of the parameters of replicas",
-        "give the stage one replica",
-    ),
     "a device that goes": (
         PLAN,
         replace(SCENARIO, faults=(Absence("device-0", 1.0, 2.0),)),
@@ -211,7 +202,9 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
         pytest.param(
             two_pipelines(Synchronisation("asgd-ga", interval_steps=4), replicas=2), FOUR, "none", id="no-waiting"
         ),
-        pytest.param(two_pipelines(Synchronisation("ma", interval_steps=4)), FOUR, "none", id="averaging"),
+        pytest.param(
+            two_pipelines(Synchronisation("ma", interval_steps=4), replicas=2), FOUR, "none", id="averaging-replicas"
+        ),
         pytest.param(PLAN, outage(SCENARIO), "relay", id="an-outage-with-the-relay"),
         pytest.param(PLAN, over(loss=0.01, jitter_s=0.001), "relay", id="packets-that-get-lost"),
         pytest.param(replace(PLAN, pipelines=(ALONE,)), over(loss=0.01), "shaper", id="a-lossy-link-nobody-uses"),

@@ -71,7 +71,7 @@ class StreamedSamples:
         place: The data set's file or folder, for error messages.
 
     Attributes:
-        is_read_in_order: True; the samples cannot be divided among regions, which would each read all of them.
+        is_read_in_order: Whether samples can only be read in order, so that regions cannot divide them; always true.
     """
 
     is_read_in_order = True

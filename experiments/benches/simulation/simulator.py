@@ -26,6 +26,7 @@ from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s
 from planner.step.graph import longest_path
 from planner.systems.registry import make_plan
+from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.simulator import Simulator
@@ -182,7 +183,9 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 
 def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
     """Return the simulation, with its full record, of one step of a plan."""
-    return EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
+    return EpochRun(
+        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates((), plan.synchronisation)
+    )
 
 
 def _growth(repeats: int) -> float:

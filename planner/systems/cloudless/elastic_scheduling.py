@@ -14,7 +14,7 @@ all units are paid until the slowest region is done.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 # Share of the needed speed that counts as enough, because of rounding errors in sums of speeds.
@@ -77,14 +77,25 @@ def elastic_schedule(offers: Offers) -> Schedule:
     return schedule_within(offers, greedy_schedule(offers).run_time_s)
 
 
-def schedule_within(offers: Offers, run_time_s: float) -> Schedule:
+def schedule_within(offers: Offers, run_time_s: float, kept: Collection[str] = ()) -> Schedule:
     """Return the schedule in which each region rents the units that it needs to finish in ``run_time_s`` seconds.
 
-    A region that cannot finish in time rents all of its units.
+    A region that cannot finish in time rents all of its units. The units named in ``kept`` are rented in any case.
     """
     return _schedule(
-        offers, {region: _enough_units(offer.units, offer.samples / run_time_s) for region, offer in offers.items()}
+        offers,
+        {region: _with_kept(offer.units, offer.samples / run_time_s, kept) for region, offer in offers.items()},
     )
+
+
+def _with_kept(units: tuple[Unit, ...], samples_per_s: float, kept: Collection[str]) -> tuple[Unit, ...]:
+    """Return the units of `_enough_units` for what the kept units cannot do alone, and the kept units."""
+    own = [unit for unit in units if unit.name in kept]
+    missing = samples_per_s - sum(unit.samples_per_s for unit in own)
+    others = tuple(unit for unit in units if unit.name not in kept)
+    enough = missing <= (1 - _ENOUGH_SHARE) * samples_per_s
+    chosen = {*own, *(() if enough or not others else _enough_units(others, missing))}
+    return tuple(unit for unit in units if unit in chosen)
 
 
 def _schedule(offers: Offers, units: Mapping[str, tuple[Unit, ...]]) -> Schedule:

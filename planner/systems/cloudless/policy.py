@@ -5,9 +5,9 @@ schedule for these speeds. The plan changes if the new one is clearly faster, or
 global batch and the synchronisation method never change. If the scenario says where data are stored, the regions'
 parts of the batch do not change either, as long as each of these regions has a device.
 
-Pipelines that exchange updates without a barrier have no point between two steps at which a device could be added or
-removed. For such plans only the division of samples changes: between devices of a region and, if data are everywhere,
-between regions.
+Pipelines that exchange updates without a barrier go on while devices of one of them come and go between two of its
+steps. The first device of a region stays, since it exchanges the region's updates; the regions of the plan stay too. If
+one of them has no device left that could be rented, only the division of samples changes.
 
 Assumption: the public text of the paper (arXiv 2303.05330) says that scheduling is elastic, but not when it is
 repeated.
@@ -16,7 +16,7 @@ repeated.
 from dataclasses import replace
 
 from planner.adapt.observation import Observation
-from planner.plan.plan import Plan
+from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
@@ -48,10 +48,11 @@ class CloudlessPolicy:
             # If a device was lost, the step was interrupted and its compute times are incomplete.
             learn_slowdowns(self._slowdown, observation, self._scenario)
         missing = {*observation.gone, *observation.away}
-        asynchronous = plan.synchronisation.method != "allreduce"
-        if asynchronous and missing.intersection(plan.devices):
+        senders = _senders(plan)
+        if senders and (missing.intersection(plan.devices) or len(set(map(self._region, senders))) < len(senders)):
+            # Devices are waited for. Plans with several pipelines in a region are not made here.
             return None
-        proposed = self._rebalanced(plan) if asynchronous else self._rescheduled(plan, missing)
+        proposed = self._rescheduled(plan, missing)
         if proposed is None or missing.intersection(plan.devices):
             return proposed
         before_s, after_s = self._step_s(plan), self._step_s(proposed)
@@ -71,8 +72,14 @@ class CloudlessPolicy:
             offers = region_offers(self._scenario, plan.strategy, slowdown, missing)
         except InputError:
             return None
-        schedule = schedule_within(offers, (1 + SLACK) * greedy_schedule(offers).run_time_s)
+        senders = _senders(plan)
+        if senders and {*offers} != {self._region(sender) for sender in senders}:
+            return self._rebalanced(plan)
+        schedule = schedule_within(offers, (1 + SLACK) * greedy_schedule(offers).run_time_s, senders)
         return self._as_running(plan, offers, schedule)
+
+    def _region(self, device: str) -> str:
+        return self._scenario.cluster.by_name[device].region
 
     def _rebalanced(self, plan: Plan) -> Plan:
         """Return the plan on the same devices, with samples in proportion to their observed speeds."""
@@ -81,7 +88,11 @@ class CloudlessPolicy:
         return self._as_running(plan, offers, greedy_schedule(offers))
 
     def _as_running(self, plan: Plan, offers: Offers, schedule: Schedule) -> Plan:
-        return replace(plan, pipelines=regional_plan(self._scenario, plan.strategy, offers, schedule).pipelines)
+        pipelines = regional_plan(self._scenario, plan.strategy, offers, schedule).pipelines
+        if senders := _senders(plan):
+            regions = list(offers)
+            pipelines = tuple(_led(pipelines[regions.index(self._region(sender))], sender) for sender in senders)
+        return replace(plan, pipelines=pipelines)
 
     def _step_s(self, plan: Plan) -> float:
         return step_time_s(plan, self._scenario, slowdown=self._slowdown)
@@ -89,3 +100,16 @@ class CloudlessPolicy:
     def _price_per_hour(self, plan: Plan) -> float:
         devices = self._scenario.cluster.by_name
         return sum(devices[name].price_per_hour for name in plan.devices)
+
+
+def _senders(plan: Plan) -> list[str]:
+    """Return the device of each pipeline that exchanges its updates; none if all devices sum gradients together."""
+    waits = plan.synchronisation.method == "allreduce"
+    return [] if waits else [pipeline.stages[0].replicas[0].device for pipeline in plan.pipelines]
+
+
+def _led(pipeline: Pipeline, first: str) -> Pipeline:
+    """Return a pipeline of one stage with its replica on device ``first`` before the others."""
+    (stage,) = pipeline.stages
+    replicas = tuple(sorted(stage.replicas, key=lambda replica: replica.device != first))
+    return replace(pipeline, stages=(replace(stage, replicas=replicas),))

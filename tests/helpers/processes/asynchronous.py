@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +21,9 @@ Numbers = list[torch.Tensor]
 class _Pipeline:
     layers: nn.Sequential
     step: int = 0
+    # Number of updates sent, and of steps since the last one.
+    sent: int = 0
+    since: int = 0
     # By sender: what has arrived, and is not applied yet; with the number of its exchange.
     arrived: dict[int, list[tuple[int, Numbers]]] = field(default_factory=dict)
     own_sum: Numbers | None = None
@@ -36,11 +39,13 @@ class Recursion:
     - ma(f), g being that of the mean loss of its own samples: w <- w + sum over senders of (their newest - w) / P;
       w <- w - rate * clip(g); after every f-th step w goes out.
 
-    With a staleness bound of 0 a step applies what was sent before the sender's step of the same number.
+    With a staleness bound of 0 a step applies what was sent before the sender's step of the same number. An update also
+    goes out before each step of ``settlements``, where the test calls `settle`.
     """
 
-    def __init__(self, scenario: Scenario, plan: Plan) -> None:
+    def __init__(self, scenario: Scenario, plan: Plan, settlements: Collection[int] = ()) -> None:
         assert scenario.code is not None
+        self._settlements = settlements
         self.model: TrainableModel = load_model(scenario.code, scenario.training.seed)
         self._scenario, self._training, self._plan = scenario, scenario.training, plan
         layers = nn.Sequential(*self.model.layers)
@@ -58,7 +63,7 @@ class Recursion:
     def step(self, p: int) -> None:
         """A pipeline carries out its next step."""
         own, how = self.pipelines[p], self._plan.synchronisation
-        arrived = self._take(own, own.step // how.interval_steps if how.staleness_bound == 0 else None)
+        arrived = self._take(own, own.sent if how.staleness_bound == 0 else None)
         if how.method == "ma":
             self._average(own, arrived)
         gradients = self._gradients(p, own)
@@ -68,16 +73,22 @@ class Recursion:
             own.own_sum = _sum([own.own_sum, gradients] if own.own_sum else [gradients])
             self._update(own, _sum([gradients, *(each for updates in arrived.values() for each in updates)]))
         own.step += 1
-        if own.step % how.interval_steps == 0:
+        own.since += 1
+        if own.since == how.interval_steps or own.step in self._settlements:
             sent = [each.detach().clone() for each in own.layers.parameters()] if how.method == "ma" else own.own_sum
             assert sent is not None
             for (sender, _), messages in self.in_the_air.items():
                 if sender == p:
-                    messages.append((own.step // how.interval_steps - 1, sent))
+                    messages.append((own.sent, sent))
             own.own_sum = None
+            own.sent, own.since = own.sent + 1, 0
 
     def finish(self) -> None:
         """All steps are done: everything arrives, and is applied."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Everything arrives, and is applied, between two steps of all pipelines."""
         for pair, messages in self.in_the_air.items():
             while messages:
                 self.deliver(*pair)
@@ -136,10 +147,12 @@ class Recursion:
                 parameter -= self._training.optimizer.learning_rate * factor * gradient
 
 
-def in_step(scenario: Scenario, plan: Plan, steps: int) -> Recursion:
+def in_step(scenario: Scenario, plan: Plan, steps: int, settlements: Collection[int] = ()) -> Recursion:
     """What a staleness bound of 0 makes of any timing: all pipelines take a step, then every update arrives."""
-    recursion = Recursion(scenario, plan)
-    for _ in range(steps):
+    recursion = Recursion(scenario, plan, settlements)
+    for step in range(steps):
+        if step in settlements:
+            recursion.settle()
         for p in range(len(plan.pipelines)):
             recursion.step(p)
         for pair, messages in recursion.in_the_air.items():

@@ -10,6 +10,7 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
+from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.interpreter import Interpreter
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import Compute, RealCompute
@@ -120,15 +121,16 @@ class _Recorder:
 class Pipelines:
     """Pipelines of one device each."""
 
-    def __init__(self, scenario: Scenario, plan: Plan, steps: int) -> None:
+    def __init__(self, scenario: Scenario, plan: Plan, steps: int, settle_every: int = 0) -> None:
         assert scenario.code is not None
+        exchanges = ExchangeSteps(plan.synchronisation.interval_steps, 0, steps, settle_every)
         self.clock = SetClock()
         self.network = ManualNetwork(self.clock)
         self.events: list[Event] = []
         self.devices = plan.devices
         self._plan = plan
         self._programs = compile_plan(plan, scenario)
-        self.computes, self._interpreters, self._next = [], [], [0] * len(self.devices)
+        self.computes, self.interpreters, self._next = [], [], [0] * len(self.devices)
         edges = update_edges(plan, scenario)
         rows = cast(EventRecorder, _Recorder(self.events))
         for device in self.devices:
@@ -136,10 +138,10 @@ class Pipelines:
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)
             transport = self.network.transport(device)
             updates = PipelineUpdates(
-                plan, edges, device, steps, transport, cast(Compute, compute), scenario.model, self.clock, rows
+                plan, edges, device, exchanges, transport, cast(Compute, compute), scenario.model, self.clock, rows
             )
             self.computes.append(compute)
-            self._interpreters.append(
+            self.interpreters.append(
                 Interpreter(scenario, transport, compute, self.clock, UncheckedWire(), rows, updates, lambda *_: None)
             )
 
@@ -147,9 +149,9 @@ class Pipelines:
         """A pipeline carries out its next step."""
         step, plan = self._next[p], self._plan
         current = StepProgram(step, plan, self._programs[self.devices[p]], step * plan.global_batch)
-        self._interpreters[p].run(current, lambda step: None, 0.0)
+        self.interpreters[p].run(current, lambda step: None, 0.0)
         # Where gradients are clipped the update waits for the norm, until the next step begins.
-        self._interpreters[p].update()
+        self.interpreters[p].update()
         self._next[p] += 1
 
     def deliver(self, sender: int, receiver: int, messages: int = 1) -> None:
@@ -160,5 +162,5 @@ class Pipelines:
     def finish(self) -> None:
         """Everything arrives, all pipelines end."""
         self.network.deliver_all()
-        for interpreter in self._interpreters:
+        for interpreter in self.interpreters:
             interpreter.close()

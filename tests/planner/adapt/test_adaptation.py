@@ -8,7 +8,7 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import describe_change
 from planner.plan.actions import Action, Kind
-from planner.plan.plan import Plan, Synchronisation
+from planner.plan.plan import Plan, Replica, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.step.orders import with_orders
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
@@ -32,6 +32,34 @@ def test_what_is_set_up_once_stays_where_nobody_waits(field: str, value: object)
     with pytest.raises(RunError, match=r"after step 0 policy Scripted moves layers .*, or changes what is set up once"):
         adaptation.finish_step(0, [])
     assert adaptation.plan_for(2) == plan
+
+
+def test_replicas_come_and_go_where_nobody_waits_but_the_first_one_stays() -> None:
+    scenario = mesh_scenario(4, [1.0], [1.0], global_batch=4, regions=["north", "north", "south", "south"])
+    plan = layered_plan(scenario, [([(1, 1, 1)], [1, 1])] * 2)
+    stage = plan.pipelines[0].stages[0]
+
+    def with_replicas(*names: str) -> Plan:
+        """The second pipeline is on other devices."""
+        pipelines = [
+            replace(plan.pipelines[0], stages=(replace(stage, replicas=tuple(map(Replica, own))),))
+            for own in (("device-0",), names)
+        ]
+        return replace(plan, pipelines=tuple(pipelines), synchronisation=Synchronisation("asgd"))
+
+    running, more = with_replicas("device-2"), with_replicas("device-2", "device-1", "device-3")
+    adaptation = Adaptation(Scripted({0: more, 2: with_replicas("device-3")}), running, scenario)
+    decision = adaptation.finish_step(0, [])
+    assert decision is not None
+    assert adaptation.is_start(decision)
+    # The state is that of the own pipeline, though a device of the other one is as near.
+    assert [(move.source, move.target) for move in decision.migration.moves] == [
+        ("device-2", "device-1"),
+        ("device-2", "device-3"),
+    ]
+    adaptation.finish_step(1, [])
+    with pytest.raises(RunError, match="moves layers or the first replica of a stage"):
+        adaptation.finish_step(2, [])
 
 
 @pytest.mark.parametrize(

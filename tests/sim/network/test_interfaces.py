@@ -16,6 +16,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.kernel.advance import SHARED
 from sim.recorder import Recorder
@@ -146,7 +147,9 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     assert step_time_s(wide[1], wide[0]) == step_time_s(without[1], without[0])
     # Nor does it cost anything: no line needs events.
     scenario, plan = wide
-    epoch_run = EpochRun(scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices))
+    epoch_run = EpochRun(
+        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates((), plan.synchronisation)
+    )
     assert (epoch_run.network.lines.mode != SHARED).all()
 
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from executor.core.step_program import compile_plan
 from planner.adapt.observation import Observation
 from planner.check import check_plan
+from planner.events.event import EventKind
 from planner.plan.plan import Plan, Synchronisation
-from planner.runs.metrics import measure
+from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.policy import CloudlessPolicy
@@ -88,15 +89,25 @@ def test_without_a_placement_samples_move_to_where_they_are_faster(scenario: Sce
     assert (north, south) == (128, 64)
 
 
-def test_without_a_barrier_devices_stay_and_samples_move(scenario: Scenario) -> None:
-    free = replace(scenario, data={})
-    plan = make_plan("cloudless", free)
-    assert plan.synchronisation.method == "asgd-ga"
-    changed = settled(CloudlessPolicy(free), free, plan, slow(SOUTH, 2.0))
-    assert [pipeline.samples for pipeline in changed.pipelines] == [128, 64]
-    assert (changed.devices, changed.synchronisation) == (plan.devices, plan.synchronisation)
-    placed = make_plan("cloudless", scenario)
-    assert settled(CloudlessPolicy(scenario), scenario, placed, slow(SOUTH, 1.5)) == placed
+@pytest.mark.parametrize("method", ["asgd-ga", "ma"])
+def test_without_a_barrier_regions_rent_too_but_keep_the_device_that_exchanges_updates(
+    method: str, scenario: Scenario
+) -> None:
+    policy, placed = CloudlessPolicy(scenario), make_plan("cloudless", scenario)
+    # Another order of regions, and the last device of a region as its first replica.
+    north, south = placed.pipelines
+    (stage,) = north.stages
+    led = replace(north, stages=(replace(stage, replicas=stage.replicas[::-1]),))
+    how = replace(placed.synchronisation, method=method)
+    placed = replace(placed, pipelines=(south, led), synchronisation=how)
+    slowed = settled(policy, scenario, placed, slow(SOUTH, 1.5))
+    assert rented(slowed) == [3, 4]
+    again = settled(policy, scenario, slowed, slow(NORTH, 2.0))
+    assert rented(again) == [1, 4]
+    for plan in (slowed, again):
+        assert plan.synchronisation == placed.synchronisation
+        firsts = [pipeline.stages[0].replicas[0].device for pipeline in plan.pipelines]
+        assert firsts == [south.stages[0].replicas[0].device, "device-3"]
     broken = replace(seen(scenario, placed, 0, {}), gone=("device-4",), away=("device-4",))
     assert CloudlessPolicy(scenario).decide(broken, placed) is None
 
@@ -159,6 +170,30 @@ def test_simulated_without_a_barrier_it_is_faster_when_a_device_slows(scenario: 
     adapted, plain = (Simulator().run(slowing, plan, make_policy(name, slowing), 40) for name in ("cloudless", "none"))
     assert adapted.decisions
     assert measure(adapted).samples_per_s > 1.3 * measure(plain).samples_per_s
+
+
+def test_simulated_without_a_barrier_it_costs_less_per_second_and_sends_as_many_updates(scenario: Scenario) -> None:
+    slowdowns = tuple(Slowdown(f"device-{index}", (0.0, 6.0), (1.0, 0.5)) for index in NORTH)
+    slowing = replace(scenario, effects=Effects(compute=ComputeEffects(slowdowns=slowdowns)))
+    plan = make_plan("cloudless", slowing)
+    adapted = Simulator().run(slowing, plan, CloudlessPolicy(slowing), 32)
+    plain = Simulator().run(slowing, plan, None, 32)
+    (decision,) = adapted.decisions
+    assert rented(decision.plan) == [4, 1]
+    assert measure(adapted).wan_bytes == measure(plain).wan_bytes
+    assert measure(adapted).samples_per_s == pytest.approx(measure(plain).samples_per_s, rel=0.05)
+    # One of six devices is given back, from when the change takes effect.
+    ends_s = step_ends_s(adapted.events)
+    begun_s, over_s = ends_s[decision.first_step - 1], ends_s[-1]
+    first_s = min(event.start_s for event in adapted.events)
+    paid_s = 6 * (begun_s - first_s) + 5 * (over_s - begun_s)
+    assert measure(adapted).cost_usd == pytest.approx(paid_s / 3600, rel=0.02)
+    exchanges = {event.peer: [] for event in adapted.events if event.kind is EventKind.UPDATE}
+    for event in sorted(adapted.events, key=lambda event: event.start_s):
+        if event.kind is EventKind.UPDATE:
+            exchanges[event.peer].append(event.step)
+    interval = plan.synchronisation.interval_steps
+    assert set(map(tuple, exchanges.values())) == {tuple(range(interval - 1, 32, interval))}
 
 
 def test_it_is_found_by_its_name(scenario: Scenario) -> None:
