@@ -34,7 +34,7 @@ from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import Metrics, measure
 from planner.scenario.effects import Effects
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import ModelCode, Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
 from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, region_offers, with_exchanges
@@ -151,14 +151,18 @@ BOUND = 4
 
 METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}
 
+# Where the data are; with data by class, one region has the images of digits 0 to 4, and the other one those of 5 to 9.
+EVERYWHERE, BY_CLASS = "everywhere", "regional, by class"
+DATA: Mapping[str, bool] = {EVERYWHERE: False, "regional, alike": False, BY_CLASS: True}
+
 
 def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
-    """Return the held-out accuracy of each method after the same number of samples."""
-    scenario = _digits()
-    plan = make_plan("greedy", scenario)
+    """Return the held-out accuracy of each method after the same number of samples, for each place of the data."""
     rows: list[Row] = []
-    for method, every in METHODS.items():
-        tell(f"training {scenario.model.name} with {method}")
+    for place, (method, every) in product(DATA, METHODS.items()):
+        scenario = _placed(place)
+        plan = make_plan("greedy", scenario)
+        tell(f"training {scenario.model.name} with {method}, data {place}")
         chosen = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=BOUND))
         with TemporaryDirectory(prefix="ropebridge-") as folder:
             target = Path(folder) / "parameters.safetensors"
@@ -170,5 +174,16 @@ def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
             layers = nn.Sequential(*model.layers)
             layers.load_state_dict(load_file(target))
         accuracy = float(model.accuracy(list(layers)))  # type: ignore[attr-defined]
-        rows.append({"method": method, "every": every, "accuracy": accuracy, "last_loss": record.losses[-1]})
+        rows.append(
+            {"data": place, "method": method, "every": every, "accuracy": accuracy, "last_loss": record.losses[-1]}
+        )
     return rows
+
+
+def _placed(place: str) -> Scenario:
+    """Return the scenario with its data everywhere, or a half of them in each region."""
+    scenario = _digits()
+    assert isinstance(scenario.code, ModelCode), "it is a file"
+    code = replace(scenario.code, arguments={**scenario.code.arguments, "by_class": DATA[place]})
+    data = {} if place == EVERYWHERE else dict.fromkeys(scenario.cluster.regions, 1)
+    return replace(scenario, code=code, data=data)

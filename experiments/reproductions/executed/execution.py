@@ -32,7 +32,7 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import measure, trained_samples
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link
-from planner.scenario.effects import WIDE_AREA_TCP, Effects
+from planner.scenario.effects import WIDE_AREA_TCP, ComputeEffects, Effects, Slowdown
 from planner.scenario.profile import LayerProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.strategy import with_exchanges
@@ -169,8 +169,12 @@ def _rate(comparison: Comparison, record: RunRecord) -> float:
 
 
 def _reduced(comparison: Comparison) -> tuple[Scenario, str]:
-    """Return the scaled scenario with the effects of TCP, and a text that describes the scaling."""
-    scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP))
+    """Return the scaled scenario with the effects of TCP, and a text that describes the scaling.
+
+    Slow-downs stay; they last from the start of the run.
+    """
+    slow = ComputeEffects(slowdowns=comparison.scenario.effects.compute.slowdowns)
+    scenario = replace(comparison.scenario, effects=Effects(network=WIDE_AREA_TCP, compute=slow))
     if comparison.step_s is None:
         return scenario, "at true size"
     steps = [_step(scenario, plan) for plan, _ in comparison.contenders.values()]
@@ -267,7 +271,19 @@ def cloudless_comparisons() -> list[Comparison]:
     comparisons.append(
         Comparison("4 P100 and 4 V100, data 2:1, samples per dollar", rental, planned, STEPS, LONG_S, per_dollar=True)
     )
+    slowed = _slowed(rental, 0.5)
+    steered = _with_policies(make_plan("cloudless", slowed), "cloudless", "none")
+    where = "the same, P100 at half their speed, rented by the policy"
+    comparisons.append(Comparison(where, slowed, steered, ADAPTED_STEPS, LONG_S, per_dollar=True))
     return comparisons
+
+
+def _slowed(scenario: Scenario, speed: float) -> Scenario:
+    """Return the scenario with the devices of the first region at a share of their profiled speed."""
+    first = scenario.cluster.devices[0].region
+    slow = tuple(Slowdown(each.name, (0.0,), (speed,)) for each in scenario.cluster.devices if each.region == first)
+    compute = replace(scenario.effects.compute, slowdowns=slow)
+    return replace(scenario, effects=replace(scenario.effects, compute=compute))
 
 
 COMPARISONS: Mapping[str, Callable[[], Sequence[Comparison]]] = {
