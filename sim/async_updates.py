@@ -7,11 +7,12 @@ the update sums.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
+from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 
@@ -30,11 +31,12 @@ class AsyncUpdates:
 
     Args:
         edges: Every pair of devices between which updates are sent; the same in all epochs.
+        steps: Number of steps of the run.
     """
 
-    def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation) -> None:
+    def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, steps: int) -> None:
         self.edges = edges
-        self._interval_steps = synchronisation.interval_steps
+        self._exchanges = Exchanges(synchronisation.interval_steps, 0, steps)
         self._bound = synchronisation.staleness_bound
         self._actors: Sequence[str] = ()
         self._sender: list[int] = []
@@ -49,13 +51,25 @@ class AsyncUpdates:
         self._departed_s = [0.0] * len(edges)
         self._free_s = [0.0] * len(edges)
 
-    def begin_epoch(self, actors: Sequence[str]) -> None:
-        """Take over the actors of an epoch: the name of each actor's device."""
+    def begin_epoch(
+        self, step: int, synchronisation: Synchronisation, actors: Sequence[str], ready_at_s: Callable[[str], float]
+    ) -> list[UpdateMessage]:
+        """Take over the actors of an epoch, the name of each actor's device; return updates that they send first.
+
+        These have the sums of the steps since the last exchange, and are sent if the interval changes. ``ready_at_s``
+        gives the second at which a device begins the epoch.
+        """
         number = {name: actor for actor, name in enumerate(actors)}
         self._actors = actors
         self._sender = [number[edge.sender] for edge in self.edges]
         self._receiver = [number[edge.receiver] for edge in self.edges]
         self._free_s = list(self._departed_s)
+        self._bound = synchronisation.staleness_bound
+        sent = self._exchanges.before(step)
+        self._exchanges.change(step, synchronisation.interval_steps)
+        if self._exchanges.before(step) == sent:
+            return []
+        return [self._message(number, step - 1, ready_at_s(edge.sender)) for number, edge in enumerate(self.edges)]
 
     @property
     def waiting(self) -> list[int]:
@@ -77,14 +91,13 @@ class AsyncUpdates:
         ended_s = self._ended_s[self._actors[actor]]
         ended_s.append(now_s)
         step = len(ended_s) - 1
-        if (step + 1) % self._interval_steps:
+        if not self._exchanges.follows(step):
             return []
+        return [self._message(number, step, now_s) for number, sender in enumerate(self._sender) if sender == actor]
+
+    def _message(self, number: int, step: int, ready_s: float) -> UpdateMessage:
         # Updates of an edge leave one after the other, also those before and after a change of devices.
-        return [
-            UpdateMessage(step, -1, edge.size_bytes, max(now_s, self._free_s[number]), edge=number)
-            for number, edge in enumerate(self.edges)
-            if self._sender[number] == actor
-        ]
+        return UpdateMessage(step, -1, self.edges[number].size_bytes, max(ready_s, self._free_s[number]), edge=number)
 
     def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
         """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
@@ -113,7 +126,7 @@ class AsyncUpdates:
         """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
         if self._bound is None:
             return 0.0
-        exchanges = max(0, (step - self._bound) // self._interval_steps)
+        exchanges = self._exchanges.before(step - self._bound)
         latest_s = 0.0
         for edge, receiver in enumerate(self._receiver):
             if receiver == actor and exchanges:
@@ -125,10 +138,10 @@ class AsyncUpdates:
     def _event(self, number: int, exchange: int) -> Event:
         edge = self.edges[number]
         arrived_s = self._arrivals_s[number][exchange]
-        begun_s = self._begun_s[edge.sender][exchange * self._interval_steps]
+        begun_s = self._begun_s[edge.sender][self._exchanges.steps_of(exchange)]
         known = self._known_steps(edge.receiver, edge.sender, begun_s)
         staleness = bisect_right(self._ended_s[edge.receiver], arrived_s) - known
-        step = (exchange + 1) * self._interval_steps - 1
+        step = self._exchanges.last_step(exchange)
         place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
         return Event(EventKind.UPDATE, *place, "", arrived_s, arrived_s, edge.size_bytes, staleness)
 
@@ -136,4 +149,4 @@ class AsyncUpdates:
         """Return the number of steps of ``sender`` whose updates had reached ``receiver`` for all shared layers."""
         edges = zip(self.edges, self._arrivals_s, strict=True)
         found = [arrivals_s for edge, arrivals_s in edges if (edge.sender, edge.receiver) == (sender, receiver)]
-        return min((self._interval_steps * bisect_right(arrivals_s, now_s) for arrivals_s in found), default=0)
+        return self._exchanges.steps_of(min((bisect_right(arrivals_s, now_s) for arrivals_s in found), default=0))

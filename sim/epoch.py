@@ -94,12 +94,13 @@ class EpochRun:
         self._receives = PostedReceives(self.steps, self.gate, self.network) if ready_notice else None
         self._engine = StepEngine(self._environment, scenario, self.network, self._devices, self.steps, self._receives)
         self.updates = updates
-        updates.begin_epoch(actors)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
         self._unseen: list[StepRun] = []
         self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
+        first = updates.begin_epoch(epoch.first_step, plan.synchronisation, actors, epoch.ready_at_s)
+        self._send_updates(first)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])
 
@@ -182,18 +183,17 @@ class EpochRun:
     def _advance(self, until_s: float) -> None:
         """Advance ready actors through this step and into their next steps until all actors wait."""
         for number, actors in self._engine.advance():
-            if self.updates.edges:
-                self._send_updates(actors)
+            for actor in actors if self.updates.edges else ():
+                self._send_updates(self.updates.finish(actor, float(self._devices.clock_s[actor])))
             self._enter(number + 1, actors)
             step = self.steps[number]
             step.unfinished -= len(actors)
             self._finish(step, until_s)
 
-    def _send_updates(self, actors: list[int]) -> None:
-        for actor in actors:
-            for message in self.updates.finish(actor, float(self._devices.clock_s[actor])):
-                edge = self.updates.edges[message.edge]
-                self.network.connection(edge.sender, edge.receiver).send(message)
+    def _send_updates(self, messages: list[UpdateMessage]) -> None:
+        for message in messages:
+            edge = self.updates.edges[message.edge]
+            self.network.connection(edge.sender, edge.receiver).send(message)
 
     def _enter(self, number: int, actors: list[int]) -> None:
         """Let actors start a step, or wait until they may."""

@@ -79,7 +79,7 @@ class Run:
         devices = [device.name for device in scenario.cluster.devices]
         self._recorder = Recorder(devices, probes=adaptation is not None)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
-        self._updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation)
+        self._updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, stop.steps)
 
     def run(self) -> EventLog:
         """Return all events of the run.

@@ -18,11 +18,11 @@ from executor.rank.telemetry import write_sample
 from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
-from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.interpreter import Interpreter
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
 from planner.cost.synchronisation import update_edges
+from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan
 
 
@@ -151,6 +151,8 @@ class Session:
         """Run all steps, epoch by epoch: an epoch ends when a new plan moves layers to other devices."""
         change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
         while change is not None:
+            if self._updates is not None:
+                self._updates.set_plan(change.step, change.to.plan)
             if change.to.joins:
                 self._let_others_join(change.step)
             self._reconfigure(transport, groups, change)
@@ -259,15 +261,13 @@ class Session:
             context.losses.append(loss)
 
         edges = update_edges(plan, config.scenario)
-        if self._updates is not None:
-            # Updates that other pipelines have sent meanwhile stay, since all devices that exchange them do.
-            self._updates.set_plan(plan)
-        elif edges:
+        # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them.
+        if edges and self._updates is None:
             self._updates = PipelineUpdates(
                 plan,
                 edges,
                 config.device,
-                ExchangeSteps(
+                Exchanges(
                     plan.synchronisation.interval_steps,
                     config.run.first_step,
                     config.run.steps,
@@ -278,6 +278,7 @@ class Session:
                 config.scenario.model,
                 context.clock,
                 self._rows,
+                config.run.adapts,
             )
         return Interpreter(
             config.scenario,

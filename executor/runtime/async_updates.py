@@ -21,13 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
-from math import inf
 
 import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
-from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
 from executor.training.compute import LayerParameters
 from executor.training.real_compute import Compute
@@ -36,6 +34,7 @@ from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
+from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
@@ -49,26 +48,27 @@ class PipelineUpdates:
         plan: The first plan; later ones have the same first replicas of stages, which exchange the updates.
         edges: Every pair of devices between which updates are sent, with the layers.
         exchanges: After which steps updates are sent, and before which steps pipelines settle.
+        may_change: Whether later plans may exchange updates after another number of steps. Receives are then posted
+            only for exchanges that are known to happen.
     """
 
     plan: InitVar[Plan]
     edges: InitVar[Sequence[UpdateEdge]]
     _device: str
-    _exchanges: ExchangeSteps
+    _exchanges: Exchanges
     _transport: Transport
     _compute: Compute
     _model: ModelProfile
     _clock: RunClock
     _recorder: EventRecorder
+    may_change: InitVar[bool] = False
 
-    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge]) -> None:
-        settings = plan.synchronisation
-        self._averages = settings.method == "ma"
-        self._staleness_bound = settings.staleness_bound
+    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], may_change: bool) -> None:
+        self._averages = plan.synchronisation.method == "ma"
         self._pipelines = len(plan.pipelines)
-        self.set_plan(plan)
+        self._assign(plan)
         self._last = self._exchanges.steps - 1
-        self._all = self._exchanges.before(self._exchanges.steps)
+        self._sent = 0
         self._publish_last: Callable[[], None] = lambda: None
         self._outgoing = [edge for edge in edges if edge.sender == self._device]
         # Gradients of the steps since the last exchange, by layers.
@@ -79,13 +79,30 @@ class PipelineUpdates:
         self._known: dict[str, int] = {}
         self._ended_s: list[float] = []
         incoming = [edge for edge in edges if edge.receiver == self._device]
-        self._incoming = [IncomingUpdates(edge, self._all, partial(self._post, edge)) for edge in incoming]
+        self._incoming = [IncomingUpdates(edge, partial(self._post, edge)) for edge in incoming]
+        if not may_change:
+            self._expect(self._exchanges.before(self._exchanges.steps))
 
-    def set_plan(self, plan: Plan) -> None:
-        """Replace the plan by another one with the same first replicas of stages."""
+    def set_plan(self, step: int, plan: Plan) -> None:
+        """Replace the plan from ``step`` on by another one with the same first replicas of stages.
+
+        If the interval changes, the sums of the steps since the last exchange are sent at once.
+        """
+        self._assign(plan)
+        self._exchanges.change(step, plan.synchronisation.interval_steps)
+        if self._exchanges.before(step) > self._sent:
+            self._exchange(step - 1, self._clock.now_s())
+
+    def _assign(self, plan: Plan) -> None:
+        self._staleness_bound = plan.synchronisation.staleness_bound
         self._stages = [
             stage for stage in plan.stages if any(replica.device == self._device for replica in stage.replicas)
         ]
+
+    def _expect(self, count: int) -> None:
+        """Post the receives of the first ``count`` updates of each sender, a few at a time."""
+        for incoming in self._incoming:
+            incoming.expect(count)
 
     def begin(self, step: int) -> float:
         """Wait for the updates that the staleness bound demands before a step; with ma, average the parameters.
@@ -95,6 +112,7 @@ class PipelineUpdates:
         """
         if step == self._last:
             self._publish_last = self._recorder.hold(step)
+        self._expect(self._exchanges.before(step + 1))
         ready_s = float("-inf")
         if self._staleness_bound is not None:
             needed = self._exchanges.before(step - self._staleness_bound)
@@ -105,7 +123,7 @@ class PipelineUpdates:
             arrived: defaultdict[str, list[int]] = defaultdict(list)
             for incoming in self._incoming:
                 arrived[incoming.edge.sender].append(incoming.arrived)
-            self._known = {sender: self._steps_of(min(counts)) for sender, counts in arrived.items()}
+            self._known = {sender: self._exchanges.steps_of(min(counts)) for sender, counts in arrived.items()}
         return ready_s
 
     def settles(self, step: int) -> bool:
@@ -141,6 +159,11 @@ class PipelineUpdates:
         self._added = []
         if not self._exchanges.follows(step):
             return
+        self._exchange(step, now_s)
+
+    def _exchange(self, step: int, now_s: float) -> None:
+        """Send this rank's update of the steps up to ``step``."""
+        self._sent += 1
         for edge in self._outgoing:
             values = self._parameters(edge.layers).parameters() if self._averages else self._sums[edge.layers]
             self._send(edge, step, values, now_s)
@@ -152,12 +175,13 @@ class PipelineUpdates:
         With asgd and asgd-ga it must: on every replica, the gradients are now the sum of these updates. With ma the
         parameters have been averaged.
         """
-        must_apply = self._apply_rest(self._all, self._last + 1)
+        must_apply = self._apply_rest(self._exchanges.before(self._last + 1), self._last + 1)
         self._publish_last()
         return must_apply
 
     def _apply_rest(self, count: int, step: int) -> bool:
         """Wait for the first ``count`` updates of each sender, and apply before ``step`` those that are not applied."""
+        self._expect(count)
         for incoming in self._incoming:
             incoming.wait_for(count)
         rest = self._take(count)
@@ -167,7 +191,7 @@ class PipelineUpdates:
         self._compute.clear_gradients()
         for update in rest:
             self._parameters(update.edge.layers).add_gradients(update.values)
-        sums = [self._first_replicas_gradients(stage, count) for stage in self._stages]
+        sums = [self._first_replicas_gradients(stage, step) for stage in self._stages]
         # Drop the gradients again, so that all replicas get exactly the values of the first one.
         self._compute.clear_gradients()
         for stage, values in zip(self._stages, sums, strict=True):
@@ -184,8 +208,7 @@ class PipelineUpdates:
         if self._staleness_bound == 0:
             return self._exchanges.before(step)
         # The parameters before a checkpoint are averaged by all pipelines at once, so that they become equal.
-        last = self._exchanges.last_before_settling(step)
-        return int(last) if self._averages and last < inf else None
+        return self._exchanges.last_before_settling(step) if self._averages else None
 
     def _take(self, stop: int | None) -> list[Update]:
         return [update for incoming in self._incoming for update in incoming.take(stop)]
@@ -235,15 +258,12 @@ class PipelineUpdates:
                 values = self._parameters(layers).parameters()
                 self._transport.send(other, follows, values.view(torch.uint8), self._clock.now_s())
 
-    def _first_replicas_gradients(self, stage: Stage, number: int) -> torch.Tensor:
-        """Return the gradients of a stage's first replica, on every replica; the messages are not logged.
-
-        ``number`` is the number of exchanges so far, for the messages' tag.
-        """
+    def _first_replicas_gradients(self, stage: Stage, step: int) -> torch.Tensor:
+        """Return the gradients of a stage's first replica before ``step``, on every replica, by unlogged messages."""
         leader, *others = (replica.device for replica in stage.replicas)
         layers = (stage.first_layer, stage.end_layer)
         elements = self._elements(*layers)
-        tag = update_tag(number, layers[0])
+        tag = update_tag(step, layers[0])
         if self._device != leader and elements:
             return self._transport.post(leader, tag, elements * FLOAT32_BYTES).wait().view(torch.float32)
         values = self._parameters(layers).gradients()
@@ -269,10 +289,6 @@ class PipelineUpdates:
         departed = self._recorder.sending(self._last, event, now_s)
         tag = update_tag(self._exchanges.before(step + 1) - 1, edge.layers[0])
         self._transport.send(edge.receiver, tag, payload, now_s, departed)
-
-    def _steps_of(self, exchanges: int) -> int:
-        """Return the number of this run's steps whose updates the first ``exchanges`` exchanges contain."""
-        return self._exchanges.last_step(exchanges - 1) + 1 - self._exchanges.first_step if exchanges else 0
 
     def _log_applied(self, updates: Sequence[Update], now_s: float) -> None:
         for update in updates:

@@ -81,15 +81,14 @@ class IncomingUpdates:
 
     Args:
         edge: The sender, the receiver (this rank) and the layers.
-        exchanges: Number of updates to receive in the whole run.
         post_round: Posts the receive of an update by its number; calls the given function on arrival.
     """
 
     edge: UpdateEdge
-    _exchanges: int
     _post_round: Callable[[int, Callable[[RecvHandle], None]], RecvHandle]
 
     def __post_init__(self) -> None:
+        self._expected = 0
         self._next = 0
         self._posted: deque[RecvHandle] = deque()
         self._ready: deque[RecvHandle] = deque()
@@ -97,7 +96,11 @@ class IncomingUpdates:
         self._taken = 0
         self._lost: PeerLostError | None = None
         self._changed = threading.Condition()
+
+    def expect(self, count: int) -> None:
+        """Post the receives of the first ``count`` updates, which are certain to come, `_POSTED_UPDATES` at a time."""
         with self._changed:
+            self._expected = max(self._expected, count)
             self._post()
 
     @property
@@ -128,7 +131,7 @@ class IncomingUpdates:
         return updates
 
     def _post(self) -> None:
-        while self._next < self._exchanges and len(self._posted) < _POSTED_UPDATES:
+        while self._next < self._expected and len(self._posted) < _POSTED_UPDATES:
             self._posted.append(self._post_round(self._next, self._on_arrival))
             self._next += 1
 

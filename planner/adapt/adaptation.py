@@ -222,8 +222,12 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
 
     The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
     can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
-    pipelines go on meanwhile.
+    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness.
     """
+    before = old.synchronisation
+    if new.synchronisation.interval_steps != before.interval_steps:
+        intervals = {name: getattr(new.synchronisation, name) for name in ("interval_steps", "staleness_bound")}
+        old = replace(old, synchronisation=replace(before, **intervals))
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
     return kept and _first_holders(old) == _first_holders(new)
 

@@ -69,6 +69,9 @@ def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -
             parts.append(f"{name}samples of replicas {_samples(before)} -> {_samples(after)}")
     if old.global_batch != new.global_batch:
         parts.append(f"global batch {old.global_batch} -> {new.global_batch}")
+    intervals = [plan.synchronisation.interval_steps for plan in (old, new)]
+    if intervals[0] != intervals[1]:
+        parts.append(f"steps between exchanges {intervals[0]} -> {intervals[1]}")
     parts += _changed_orders(old, new)
     if not parts and old.noise_scale != new.noise_scale and new.noise_scale is not None:
         parts.append(f"learning rate for a noise scale of {new.noise_scale:.3g} samples")

@@ -2,7 +2,8 @@
 
 For each device, the policy keeps a weighted mean of the ratio of its compute time to the profile, and makes the elastic
 schedule for these speeds. The plan changes if the new one is clearly faster, or clearly cheaper and hardly slower. The
-global batch and the synchronisation method never change. If the scenario says where data are stored, the regions'
+number of steps between exchanges follows the measured steps (`planner.systems.cloudless.accumulation`). The global
+batch and the synchronisation method never change. If the scenario says where data are stored, the regions'
 parts of the batch do not change either, as long as each of these regions has a device.
 
 Pipelines that exchange updates without a barrier go on while devices of one of them come and go between two of its
@@ -19,6 +20,7 @@ from planner.adapt.observation import Observation
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from planner.systems.cloudless.accumulation import AdaptiveAccumulation
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
 from planner.systems.cloudless.strategy import region_offers, regional_plan
 from planner.systems.deepcee.observed_paths import learn_slowdowns
@@ -38,9 +40,10 @@ class CloudlessPolicy:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._slowdown: dict[str, float] = {}
+        self._accumulation = AdaptiveAccumulation()
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan of the elastic schedule for the observed speeds.
+        """Return the plan of the elastic schedule for the observed speeds, with an interval for the measured exchanges.
 
         The result is None if this plan saves too little, or if lost devices cannot be replaced.
         """
@@ -52,6 +55,13 @@ class CloudlessPolicy:
         if senders and (missing.intersection(plan.devices) or len(set(map(self._region, senders))) < len(senders)):
             # Devices are waited for. Plans with several pipelines in a region are not made here.
             return None
+        if senders:
+            exchanging = self._accumulation.choose(observation, plan, self._step_s(plan))
+            return self._better(exchanging, missing) or (exchanging if exchanging != plan else None)
+        return self._better(plan, missing)
+
+    def _better(self, plan: Plan, missing: set[str]) -> Plan | None:
+        """Return the plan on other devices or with other samples; None if it saves too little."""
         proposed = self._rescheduled(plan, missing)
         if proposed is None or missing.intersection(plan.devices):
             return proposed

@@ -62,3 +62,28 @@ def test_what_is_learnt_does_not_depend_on_who_is_rented(method: str, every: int
     simulated = Simulator().run(scenario, plan, elastic(method, every)[2], STEPS)
     assert exchanged(record) == exchanged(simulated)
     assert measure(record).wan_bytes == measure(simulated).wan_bytes
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param("asgd-ga", marks=pytest.mark.slow), pytest.param("ma", marks=pytest.mark.slow)]
+)
+def test_the_number_of_steps_between_exchanges_may_change(method: str, tmp_path: Path) -> None:
+    """The sums of an interval that a change ends are sent before the next one begins."""
+    scenario, plan, _ = elastic(method, 3)
+
+    def exchanging(every: int) -> Plan:
+        return replace(plan, synchronisation=replace(plan.synchronisation, interval_steps=every))
+
+    def policy() -> Scripted:
+        return Scripted({2: exchanging(2), 5: exchanging(4)})
+
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, policy(), 12)
+    assert [decision.first_step for decision in record.decisions] == [4, 7]
+    assert "steps between exchanges 3 -> 2" in record.decisions[0].change
+    expected = in_step(scenario, plan, 12, changes={4: 2, 7: 4})
+    assert record.losses == pytest.approx(expected.losses, rel=1e-5)
+    torch.testing.assert_close(load_file(target), dict(expected.parameters(1)), rtol=1e-5, atol=1e-5)
+    simulated = Simulator().run(scenario, plan, policy(), 12)
+    assert exchanged(record) == exchanged(simulated)
+    assert sorted({step for *_, step in exchanged(record)}) == [2, 3, 5, 6, 10]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
-from executor.runtime.exchange_steps import ExchangeSteps
+from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
@@ -23,21 +23,39 @@ from tests.helpers.strategies.manual_transport import Pipelines
 CODE = ModelCode(MODELS / "digits.py", {"width": 8, "depth": 2})
 
 
-@given(st.integers(1, 5), st.integers(0, 12), st.integers(1, 25), st.integers(0, 7))
-def test_exchanges_are_those_of_counting_step_by_step(interval: int, first: int, count: int, settle_every: int) -> None:
+@given(
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.integers(1, 25),
+    st.integers(0, 7),
+    st.dictionaries(st.integers(1, 24), st.integers(1, 5), max_size=3),
+)
+def test_exchanges_are_those_of_counting_step_by_step(
+    interval: int, first: int, count: int, settle_every: int, changes: dict[int, int]
+) -> None:
     steps = first + count
-    exchanges = ExchangeSteps(interval, first, steps, settle_every)
+    exchanges = Exchanges(interval, first, steps, settle_every)
+    intervals = {first + step: every for step, every in sorted(changes.items()) if step < count}
+    before = interval
+    for step, every in dict(intervals).items():
+        exchanges.change(step, every)
+        if every == before:
+            del intervals[step]
+        before = every
     since, after = 0, []
     for step in range(first, steps):
         assert exchanges.before(step) == len(after)
+        interval = intervals.get(step, interval)
         since += 1
-        if since == interval or (settle_every and (exchanges.settles(step + 1) or step + 1 == steps)):
+        ends_run = bool(settle_every) and step + 1 == steps
+        if since == interval or ends_run or exchanges.settles(step + 1) or step + 1 in intervals:
             after.append(step)
             since = 0
         assert exchanges.follows(step) == (after[-1:] == [step])
     assert exchanges.before(steps) == len(after)
     assert [exchanges.last_step(number) for number in range(len(after))] == after
-    for step in range(first, steps) if settle_every else ():
+    assert [exchanges.steps_of(number + 1) for number in range(len(after))] == [step + 1 - first for step in after]
+    for step in range(max([first, *intervals]), steps) if settle_every else ():
         end = next((later for later in range(step + 1, steps) if exchanges.settles(later)), steps)
         assert exchanges.last_before_settling(step) == exchanges.before(end) - 1
 
@@ -86,7 +104,8 @@ def test_pipelines_are_equal_when_they_settle_whatever_came_before(how: tuple[st
         assert_near(one, other)
 
 
-@pytest.mark.parametrize(("method", "every"), [("asgd-ga", 2), pytest.param("ma", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "every"), [("asgd-ga", 2), ("ma", 2)])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(method: str, every: int, tmp_path: Path) -> None:
     scenario, plan = two_regions(method, every, 0, replicas=2)
     folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"

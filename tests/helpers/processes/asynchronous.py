@@ -40,12 +40,19 @@ class Recursion:
       w <- w - rate * clip(g); after every f-th step w goes out.
 
     With a staleness bound of 0 a step applies what was sent before the sender's step of the same number. An update also
-    goes out before each step of ``settlements``, where the test calls `settle`.
+    goes out before each step of ``settlements``, where the test calls `settle`, and before each step of ``changes``,
+    from which on there are as many steps between updates.
     """
 
-    def __init__(self, scenario: Scenario, plan: Plan, settlements: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        settlements: Collection[int] = (),
+        changes: Mapping[int, int] | None = None,
+    ) -> None:
         assert scenario.code is not None
-        self._settlements = settlements
+        self._settlements, self._changes = settlements, changes or {}
         self.model: TrainableModel = load_model(scenario.code, scenario.training.seed)
         self._scenario, self._training, self._plan = scenario, scenario.training, plan
         layers = nn.Sequential(*self.model.layers)
@@ -74,7 +81,9 @@ class Recursion:
             self._update(own, _sum([gradients, *(each for updates in arrived.values() for each in updates)]))
         own.step += 1
         own.since += 1
-        if own.since == how.interval_steps or own.step in self._settlements:
+        changed = [every for step, every in self._changes.items() if step < own.step]
+        every = changed[-1] if changed else how.interval_steps
+        if own.since == every or own.step in (*self._settlements, *self._changes):
             sent = [each.detach().clone() for each in own.layers.parameters()] if how.method == "ma" else own.own_sum
             assert sent is not None
             for (sender, _), messages in self.in_the_air.items():
@@ -147,9 +156,15 @@ class Recursion:
                 parameter -= self._training.optimizer.learning_rate * factor * gradient
 
 
-def in_step(scenario: Scenario, plan: Plan, steps: int, settlements: Collection[int] = ()) -> Recursion:
+def in_step(
+    scenario: Scenario,
+    plan: Plan,
+    steps: int,
+    settlements: Collection[int] = (),
+    changes: Mapping[int, int] | None = None,
+) -> Recursion:
     """What a staleness bound of 0 makes of any timing: all pipelines take a step, then every update arrives."""
-    recursion = Recursion(scenario, plan, settlements)
+    recursion = Recursion(scenario, plan, settlements, changes)
     for step in range(steps):
         if step in settlements:
             recursion.settle()

@@ -10,7 +10,6 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
-from executor.runtime.exchange_steps import ExchangeSteps
 from executor.runtime.interpreter import Interpreter
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import Compute, RealCompute
@@ -19,6 +18,7 @@ from executor.transport.transport import Transport
 from executor.transport.wire_format import UncheckedWire
 from planner.cost.synchronisation import update_edges
 from planner.events.event import Event
+from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -123,7 +123,7 @@ class Pipelines:
 
     def __init__(self, scenario: Scenario, plan: Plan, steps: int, settle_every: int = 0) -> None:
         assert scenario.code is not None
-        exchanges = ExchangeSteps(plan.synchronisation.interval_steps, 0, steps, settle_every)
+        exchanges = Exchanges(plan.synchronisation.interval_steps, 0, steps, settle_every)
         self.clock = SetClock()
         self.network = ManualNetwork(self.clock)
         self.events: list[Event] = []
