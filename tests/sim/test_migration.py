@@ -263,7 +263,7 @@ def test_without_a_barrier_there_is_no_moment_for_a_move() -> None:
     scenario = mesh_scenario(2, [1.0], [1.0], global_batch=4)
     plan = replace(layered_plan(scenario, [([(1, 1, 1)], [1, 1])] * 2), synchronisation=Synchronisation("asgd"))
     swapped = replace(plan, pipelines=plan.pipelines[::-1])
-    with pytest.raises(RunError, match=r"after step 0 policy Scripted moves layers .* which needs method 'allreduce'"):
+    with pytest.raises(RunError, match=r"after step 0 policy Scripted moves layers .* needs method 'allreduce'"):
         run(scenario, plan, {0: swapped}, 4)
 
 

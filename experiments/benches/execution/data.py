@@ -16,6 +16,7 @@ import numpy as np
 
 from executor.backend import TorchBackend
 from executor.training.data.loader import BatchPart, SampleLoader
+from executor.training.data.order import Batch
 from executor.training.data.sources import open_data
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan
 from experiments.benches.result import BenchResult, at_most
@@ -134,7 +135,7 @@ def _reading_s(data: TrainingData, samples: int) -> float:
     times_s = []
     for step in range(_READ_STEPS):
         start_s = time.perf_counter()
-        loader.start_step(step * samples, samples, parts)
+        loader.start_step(Batch(step * samples, samples), parts)
         for part in parts:
             loader.inputs(part.start, part.count)
             loader.targets(part.start, part.count)

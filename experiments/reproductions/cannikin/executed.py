@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ _PASSES = 3
 
 LARGEST_BATCH = 512
 
-_ARGUMENTS = {"width": 128, "depth": 4}
+_ARGUMENTS: dict[str, Any] = {"width": 128, "depth": 4}
 MODEL = ModelCode(Path(__file__).parents[2] / "models" / "digits.py", _ARGUMENTS)
 
 # The target: the mean loss of the last samples, as many as about one epoch has.
