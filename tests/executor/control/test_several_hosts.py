@@ -52,6 +52,7 @@ def of_kind(scenario: Scenario, kind: str, names: Collection[str]) -> Scenario:
     )
 
 
+@pytest.mark.slow
 def test_hosts_train_together(tmp_path: Path) -> None:
     """The head has none of the first stage's ranks: rank 0 is elsewhere, and on another kind of device than planned."""
     scenario, plan = chain()
@@ -126,6 +127,7 @@ def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert said_at_end(members[1]) == ""
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scenario, plan = chain()

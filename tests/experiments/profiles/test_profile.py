@@ -327,6 +327,7 @@ def children() -> set[str]:
     return set(listed.stdout.split())
 
 
+@pytest.mark.slow
 def test_companions_compute_until_the_measurement_is_over(tmp_path: Path) -> None:
     orders = LoadConfig(str(MODELS / "gpt.py"), dict(ARGUMENTS), [1], "sgd", "fp32", threads=1)
     before = children()
