@@ -152,10 +152,11 @@ class AutoPolicy:
         self._before = observation
         return changed
 
-    def _cover(self, away: frozenset[str]) -> None:
+    def _cover(self, away: frozenset[str], *, at_once: bool = False) -> None:
         """Search for plans at sets of link rates: means, lower quartiles, `COLLAPSED` of the means, and known links.
 
-        If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too.
+        If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too. With
+        ``at_once``, while training stands still, only at the means.
         """
         links = self._observed_links()
         if not (self._believed_links and are_near(links, self._believed_links)):
@@ -172,7 +173,7 @@ class AutoPolicy:
             # inside a region, which cannot be probed, count as declared until they are used.
             is_unknown = name in self._scenario.cluster.wan_links and not _is_fresh(link)
             known[name] = (LEAST_BPS, 0.0) if is_unknown else mean[name]
-        for links in (mean, slow, collapsed, known):
+        for links in (mean,) if at_once else (mean, slow, collapsed, known):
             self.portfolio.cover(links, away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
@@ -313,8 +314,12 @@ class AutoPolicy:
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:
-        """Return a plan with nearly the shortest predicted step on the devices that are present; None without one."""
-        self._cover(away)
+        """Return a plan with nearly the shortest predicted step on the devices that are present; None without one.
+
+        The next decision reviews it with all searches, beside the training.
+        """
+        self._cover(away, at_once=True)
+        self._reviewed_s = -math.inf
         predicted_s = {each: self._step_s(each) for each in self.portfolio.plans(away)}
         return self._soonest(plan, predicted_s, min(predicted_s.values()), away) if predicted_s else None
 
