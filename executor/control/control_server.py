@@ -3,9 +3,9 @@
 A session is a part of a run in which the same ranks train; it ends when ranks are lost or others join.
 
 A message is a line with a JSON object; ``kind`` names its type, and with ``payload_bytes`` that many bytes follow the
-line. After the authentication of executor/core/control_channel.py the client sends ``hello``: an agent with its
-``host``, a rank with its ``rank`` and ``incarnation`` (the number of its process). The head sends decisions at once;
-no client polls for them.
+line. After the handshake of TLS (executor/core/tls.py) the client sends ``hello``: an agent with its ``host``, a rank
+with its ``rank`` and ``incarnation`` (the number of its process). The head sends decisions at once; no client polls for
+them.
 
 ============ ======================================================================= ===================================
 from → to    kind: fields                                                            sent when
@@ -35,15 +35,18 @@ rank → head  ``file``: the next piece of a file; no payload at the file's end 
 rank → head  ``files-sent``                                                          the rank has sent all its files
 ============ ======================================================================= ===================================
 
-Security: no file name comes over the network; a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the
-rank of its connection. Lines have a maximal length. A connection that is not authenticated is closed after
-`Timeouts.proof_s`; the oldest such connection is closed if there are more than `MAX_UNPROVED`, or if this process has
-no file descriptor left.
+Security: nothing is accepted or sent before the other end has proved that it knows the job's key. Afterwards no file
+name comes over the network; a file has a kind of `executor.core.job.FILE_KINDS`, and belongs to the rank of its
+connection. Lines have a maximal length. A connection that is not authenticated is closed after `Timeouts.proof_s`; the
+oldest such connection is closed if there are more than `MAX_UNPROVED`, or if this process has no file descriptor left.
+After each connection that ends without authentication the server accepts none for a moment, so that strangers cannot
+take much of this process's time.
 """
 
 import queue
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterable
@@ -51,24 +54,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from executor.core.control_channel import (
-    AGENT,
-    HEAD,
-    LINE_BYTES,
-    RANK,
-    UNPROVED_LINE_BYTES,
-    Message,
-    decode,
-    encode,
-    is_nonce,
-    is_proof,
-    new_nonce,
-    prove,
-    tune,
-)
+from executor.core.control_channel import AGENT, LINE_BYTES, RANK, Message, decode, encode, tune
 from executor.core.hosts import Hosts
 from executor.core.job import FILE_KINDS, JobFolder
 from executor.core.timeouts import timeouts
+from executor.core.tls import TlsEnd, context
 
 # The largest number of connections that are not authenticated; one more closes the oldest of them.
 MAX_UNPROVED = 64
@@ -77,35 +67,52 @@ MAX_UNPROVED = 64
 PAYLOAD_BYTES = 1 << 20
 
 _RECEIVE_BYTES = 1 << 18
-# Pause after the operating system has refused to accept a connection.
-_ACCEPT_PAUSE_S = 0.1
+# Pauses of accepting: after the operating system has refused to, and after a connection without authentication.
+_REFUSED_PAUSE_S = 0.1
+_STRANGER_PAUSE_S = 0.01
 
 
 class Peer:
     """The server's end of one connection.
 
+    Args:
+        key: The job's key; None if this process has inherited the connection, which then needs no authentication.
+
     Attributes:
         since_s: When the connection was accepted, by the monotonic clock.
-        role: `AGENT` or `RANK`; empty before the client has sent its role.
+        role: `AGENT` or `RANK`; empty before the client has said hello.
         rank: Number of the rank; -1 on the connection of an agent.
         searched: How many bytes of ``inbound`` are known to contain no end of a line.
         awaiting_payload: The message whose payload has not arrived completely; None if there is none.
+        outbound: Bytes for the network.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, key: bytes | None) -> None:
         self.connection = connection
+        self._tls = TlsEnd(key, is_server=True) if key is not None else None
         self.since_s = time.monotonic()
         self.role = ""
         self.host = ""
         self.rank = -1
         self.incarnation = 0
-        self.is_proved = False
         self.has_said_hello = False
-        self.expected_proof = ""
         self.inbound = bytearray()
         self.searched = 0
         self.awaiting_payload: Message | None = None
         self.outbound = bytearray()
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the other end has proved that it knows the job's key."""
+        return self._tls is None or self._tls.is_proved
+
+    def receive(self, received: bytes) -> None:
+        """Add bytes of the network to ``inbound``; raise `ssl.SSLError` if the other end does not know the key."""
+        self.inbound += received if self._tls is None else self._tls.receive(received)
+
+    def send(self, words: bytes) -> None:
+        """Add words, and the bytes of TLS that have to go before them, to ``outbound``."""
+        self.outbound += words if self._tls is None else self._tls.send(words)
 
 
 class ControlServer:
@@ -133,6 +140,8 @@ class ControlServer:
         self.events: queue.SimpleQueue[tuple[Peer, Message | None]] = queue.SimpleQueue()
         self._listening = listening
         self._key = key
+        # Now, since there may be no file descriptor left when the first connection comes.
+        context(key, is_server=True)
         self._job = job
         self._ranks = ranks
         # The hosts whose agents may connect: all but this host.
@@ -150,9 +159,9 @@ class ControlServer:
         self._selector.register(listening, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._peers: set[Peer] = set()
-        self.own_agent = self._add(own_agent)
+        self.own_agent = self._add(own_agent, None)
         self.own_agent.role, self.own_agent.host = AGENT, hosts.head if hosts is not None else ""
-        self.own_agent.is_proved = self.own_agent.has_said_hello = True
+        self.own_agent.has_said_hello = True
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
@@ -162,7 +171,9 @@ class ControlServer:
         with self._lock:
             for peer in [peers] if isinstance(peers, Peer) else peers:
                 if peer in self._peers:
-                    peer.outbound += line
+                    # The loop is about to close a connection on which TLS has failed.
+                    with suppress(ssl.SSLError):
+                        peer.send(line)
         self._wake_up()
 
     def drop(self, peer: Peer) -> None:
@@ -212,9 +223,9 @@ class ControlServer:
             until_s.append(self._accepts_from_s)
         return max(0.0, min(until_s) - now_s) if until_s else None
 
-    def _add(self, connection: socket.socket) -> Peer:
+    def _add(self, connection: socket.socket, key: bytes | None) -> Peer:
         connection.setblocking(False)
-        peer = Peer(connection)
+        peer = Peer(connection, key)
         self._peers.add(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
         return peer
@@ -224,14 +235,18 @@ class ControlServer:
             connection, _ = self._listening.accept()
         except OSError:
             # Possibly no file descriptor is left: pause, so that the loop neither ends nor spins.
+            self._pause_accepting(_REFUSED_PAUSE_S)
             self._drop_oldest_unproved()
-            self._selector.unregister(self._listening)
-            self._accepts_from_s = time.monotonic() + _ACCEPT_PAUSE_S
             return
         with self._lock:
-            self._add(connection)
+            self._add(connection, self._key)
         if sum(not peer.is_proved for peer in self._peers) > MAX_UNPROVED:
             self._drop_oldest_unproved()
+
+    def _pause_accepting(self, pause_s: float) -> None:
+        if not self._accepts_from_s:
+            self._selector.unregister(self._listening)
+        self._accepts_from_s = max(self._accepts_from_s, time.monotonic() + pause_s)
 
     def _drop_oldest_unproved(self) -> None:
         oldest = min((peer for peer in self._peers if not peer.is_proved), key=lambda peer: peer.since_s, default=None)
@@ -256,6 +271,8 @@ class ControlServer:
             self._peers.remove(peer)
         self._selector.unregister(peer.connection)
         peer.connection.close()
+        if not peer.is_proved:
+            self._pause_accepting(_STRANGER_PAUSE_S)
         if peer.has_said_hello:
             self.events.put((peer, None))
 
@@ -279,10 +296,16 @@ class ControlServer:
             return
         except OSError:
             received = b""
+        try:
+            peer.receive(received)
+        except ssl.SSLError:
+            received = b""
         if not received:
             self._close(peer)
             return
-        peer.inbound += received
+        # Bytes of the handshake.
+        with self._lock:
+            peer.send(b"")
         while self._take(peer):
             pass
 
@@ -298,7 +321,7 @@ class ControlServer:
             return self._handle(peer, message, payload)
         end = peer.inbound.find(b"\n", peer.searched)
         length = peer.searched = len(peer.inbound) if end < 0 else end
-        if length > (LINE_BYTES if peer.is_proved else UNPROVED_LINE_BYTES):
+        if length > LINE_BYTES:
             self._close(peer)
             return False
         if end < 0:
@@ -306,7 +329,7 @@ class ControlServer:
         said = decode(peer.inbound[:end])
         del peer.inbound[: end + 1]
         peer.searched = 0
-        size = said.get("payload_bytes") if said is not None and peer.is_proved else None
+        size = said.get("payload_bytes") if said is not None else None
         if said is None or not (size is None or (type(size) is int and 0 < size <= PAYLOAD_BYTES)):
             self._close(peer)
             return False
@@ -318,11 +341,7 @@ class ControlServer:
     def _handle(self, peer: Peer, message: Message, payload: bytes) -> bool:
         """Handle a message; return whether the connection stays open."""
         is_valid = True
-        if not peer.role:
-            is_valid = self._challenge(peer, message)
-        elif not peer.is_proved:
-            is_valid = peer.is_proved = is_proof(message.get("proof"), peer.expected_proof)
-        elif not peer.has_said_hello:
+        if not peer.has_said_hello:
             is_valid = peer.has_said_hello = self._identify(peer, message)
             if is_valid:
                 self.events.put((peer, message))
@@ -336,27 +355,17 @@ class ControlServer:
             self._close(peer)
         return is_valid
 
-    def _challenge(self, peer: Peer, message: Message) -> bool:
-        role, nonce = message.get("role"), message.get("nonce")
-        if role not in (AGENT, RANK) or not is_nonce(nonce):
-            return False
-        peer.role, own = role, new_nonce()
-        peer.expected_proof = prove(self._key, role, str(nonce), own)
-        with self._lock:
-            peer.outbound += encode({"nonce": own, "proof": prove(self._key, HEAD, str(nonce), own)})
-        return True
-
     def _identify(self, peer: Peer, message: Message) -> bool:
         tune(peer.connection, self._silence_s)
         if message.get("kind") != "hello":
             return False
-        if peer.role == AGENT:
-            peer.host = str(message.get("host"))
+        if "host" in message:
+            peer.role, peer.host = AGENT, str(message["host"])
             return peer.host in self._others
         rank, incarnation = message.get("rank"), message.get("incarnation")
         if type(rank) is not int or not 0 <= rank < self._ranks or type(incarnation) is not int:
             return False
-        peer.rank, peer.incarnation = rank, incarnation
+        peer.role, peer.rank, peer.incarnation = RANK, rank, incarnation
         return True
 
     def _write_file(self, peer: Peer, message: Message, payload: bytes) -> bool:

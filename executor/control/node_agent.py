@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from executor.core.control_channel import AGENT, HEAD_ADDRESS, Channel, Message, listen, reach_head, write_key
+from executor.core.control_channel import HEAD_ADDRESS, Channel, Message, listen, reach_head, read_key, write_key
 from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import INCARNATION, JobFolder
 from executor.core.liveness import LivenessProbe, beat_path
 from executor.core.subprocesses import ForkedProcess, die_with_parent, environment, run_and_exit
 from executor.core.timeouts import timeouts
+from executor.core.tls import context
 from executor.wan.testbed import control_address, running_relay
 from traces.common.errors import RunError
 
@@ -179,6 +180,8 @@ def load_rank(module: str, job: JobFolder, channel: Channel, host: str) -> RankF
         if module == WORKER:
             loaded.preload(job)
         run_rank: RankFunction = loaded.main
+        # Otherwise each rank would derive the certificate again.
+        context(read_key(job.key), is_server=False)
     except Exception as error:
         traceback.print_exc()
         channel.send("failed", reason=f"{host} cannot load what its ranks run: {type(error).__name__}: {error}")
@@ -218,7 +221,7 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
     part, until_s = hosts.part(name), time.monotonic() + hosts.arrival_s
     address = (hosts.address, hosts.port)
     while True:
-        channel = reach_head(address, AGENT, hosts.key, hosts.silence_s, until_s - time.monotonic())
+        channel = reach_head(address, hosts.key, hosts.silence_s, until_s - time.monotonic())
         with tempfile.TemporaryDirectory(prefix="ropebridge-", ignore_cleanup_errors=True) as folder:
             job = JobFolder(Path(folder))
             write_key(job.key, hosts.key)

@@ -1,19 +1,15 @@
-"""The control channel between a process of a job and its head: JSON lines, after mutual authentication.
+"""The control channel between a process of a job and its head: JSON lines over TLS, with a key that both ends know.
 
-Every job has a random key in a file with mode 0600; the key is never sent. Three messages authenticate both ends:
-
-1. the connecting process (the client) sends its role and a nonce, a random number;
-2. the head sends a nonce of its own and an HMAC-SHA256, with the key, of ``head`` and both nonces;
-3. the client checks this HMAC, and sends the HMAC of its own role and both nonces.
-
-Neither end sends or accepts anything else before. executor/control/control_server.py lists the messages that follow.
+Every job has a random key in a file with mode 0600; the key is never sent. Both ends prove that they know it
+(executor/core/tls.py) before either sends or accepts anything else. executor/control/control_server.py lists the
+messages that follow.
 """
 
-import hmac
+import io
 import json
-import os
 import secrets
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -22,63 +18,40 @@ from pathlib import Path
 from typing import Any
 
 from executor.core.timeouts import timeouts
+from executor.core.tls import TlsEnd
+from traces.common.atomic import write_private_text
 from traces.common.errors import RunError
 
 Message = dict[str, Any]
 
-# Roles of the ends of a channel. An end's role is part of its proof, so that a proof cannot be sent back to its sender.
-HEAD, AGENT, RANK = "head", "agent", "rank"
+# What the client of a channel is.
+AGENT, RANK = "agent", "rank"
 
 # Environment variable of a rank: JSON list of the head's host, its port, and the longest silence allowed in seconds.
 HEAD_ADDRESS = "ROPEBRIDGE_HEAD"
 
-# The longest line in bytes, before and after authentication. The longest messages contain a scenario with traces.
-UNPROVED_LINE_BYTES = 4096
+# The longest line in bytes. The longest messages contain a scenario with traces.
 LINE_BYTES = 1 << 26
 
-_NONCE_BYTES = 32
+_KEY_BYTES = 32
+_RECEIVE_BYTES = 1 << 18
 _BACKLOG = 1024
 _KEEPALIVE_PROBES = 3
 
 
 def new_key() -> bytes:
     """Return a random key for a job."""
-    return secrets.token_bytes(_NONCE_BYTES)
+    return secrets.token_bytes(_KEY_BYTES)
 
 
 def write_key(path: Path, key: bytes) -> None:
     """Write a job's key into a file that its owner alone can read."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(key.hex())
+    write_private_text(path, key.hex())
 
 
 def read_key(path: Path) -> bytes:
     """Return the key in a file that `write_key` wrote."""
     return bytes.fromhex(path.read_text())
-
-
-def new_nonce() -> str:
-    """Return a random number for one connection, in hexadecimal."""
-    return secrets.token_hex(_NONCE_BYTES)
-
-
-def prove(key: bytes, role: str, nonce: str, head_nonce: str) -> str:
-    """Return the proof that an end knows the key: the HMAC-SHA256 of its role and both nonces, in hexadecimal.
-
-    ``role`` is the role of this end: `HEAD`, `AGENT` or `RANK`. ``nonce`` is the random number of the client.
-    """
-    return hmac.new(key, f"ropebridge {role} {nonce} {head_nonce}".encode(), "sha256").hexdigest()
-
-
-def is_nonce(value: object) -> bool:
-    """Return whether a received value has the form of a nonce."""
-    return isinstance(value, str) and len(value) == 2 * _NONCE_BYTES and value.isascii()
-
-
-def is_proof(value: object, expected: str) -> bool:
-    """Return whether a received value is the expected proof; takes equally long for every wrong value."""
-    return isinstance(value, str) and hmac.compare_digest(value.encode(), expected.encode())
 
 
 def encode(message: Message) -> bytes:
@@ -128,11 +101,17 @@ def tune(connection: socket.socket, silence_s: float) -> None:
 
 
 class Channel:
-    """The end of a control channel that belongs to an agent or a rank."""
+    """The end of a control channel that belongs to an agent or a rank.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: The connection to the head.
+        tls: This end of TLS, whose handshake is done; None between processes that have inherited their connection.
+    """
+
+    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None) -> None:
         self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._tls = tls
+        self._lines = connection.makefile("rb") if tls is None else _decrypted(connection, tls)
         self._sending = threading.Lock()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
@@ -142,13 +121,14 @@ class Channel:
 
     def send_plain(self, message: Message, payload: bytes = b"") -> None:
         """Send a message without adding ``kind`` or ``payload_bytes``."""
+        said = encode(message) + payload
         with self._sending, suppress(OSError):
-            self._connection.sendall(encode(message) + payload)
+            self._connection.sendall(said if self._tls is None else self._tls.send(said))
 
-    def receive(self, limit: int = LINE_BYTES) -> Message | None:
+    def receive(self) -> Message | None:
         """Return the next message; None if the connection is closed or the line is not a JSON object."""
         try:
-            line = self._lines.readline(limit)
+            line = self._lines.readline(LINE_BYTES)
         except (OSError, ValueError):
             return None
         return decode(line) if line.endswith(b"\n") else None
@@ -161,40 +141,73 @@ class Channel:
         self._connection.close()
 
 
+class _Decrypted(io.RawIOBase):
+    """What the other end of a TLS connection has said, as a stream of bytes."""
+
+    def __init__(self, connection: socket.socket, tls: TlsEnd) -> None:
+        self._connection = connection
+        self._tls = tls
+        self._said = b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; return the number of bytes, 0 at the end of the connection."""
+        while not self._said:
+            received = self._connection.recv(_RECEIVE_BYTES)
+            if not received:
+                return 0
+            self._said = self._tls.receive(received)
+        count = min(len(buffer), len(self._said))
+        buffer[:count], self._said = self._said[:count], self._said[count:]
+        return count
+
+
+def _decrypted(connection: socket.socket, tls: TlsEnd) -> io.BufferedReader:
+    return io.BufferedReader(_Decrypted(connection, tls), _RECEIVE_BYTES)
+
+
 class UnprovedHeadError(RunError):
     """The process that listens at the head's address does not know this job's key."""
 
 
-def _connect(address: tuple[str, int], role: str, key: bytes, silence_s: float) -> Channel:
+def _connect(address: tuple[str, int], key: bytes, silence_s: float) -> Channel:
     """Return an authenticated channel to the head."""
-    limit_s = timeouts().proof_s
-    connection = socket.create_connection(address, timeout=limit_s)
-    channel = Channel(connection)
-    nonce = new_nonce()
-    channel.send_plain({"role": role, "nonce": nonce})
-    answer = channel.receive(UNPROVED_LINE_BYTES)
-    if answer is None:
-        channel.close()
-        raise ConnectionError("the connection was closed before the head proved itself")
-    head_nonce = answer.get("nonce")
-    if not is_nonce(head_nonce) or not is_proof(answer.get("proof"), prove(key, HEAD, nonce, str(head_nonce))):
-        channel.close()
+    until_s = time.monotonic() + timeouts().proof_s
+    connection = socket.create_connection(address, timeout=timeouts().proof_s)
+    try:
+        tls = TlsEnd(key, is_server=False)
+        connection.sendall(tls.begin())
+        while not tls.is_proved:
+            # Whoever listens there may send one byte at a time.
+            connection.settimeout(max(0.001, until_s - time.monotonic()))
+            received = connection.recv(_RECEIVE_BYTES)
+            if not received:
+                raise ConnectionError("the connection was closed before the head proved itself")
+            if tls.receive(received):
+                raise ssl.SSLError("the head speaks before an agent or a rank has")
+            connection.sendall(tls.take())
+    except ssl.SSLError as error:
+        connection.close()
         raise UnprovedHeadError(
             f"{address[0]}:{address[1]}: the process that listens there does not know this job's key; the head's "
             "address and port must be those of this job's head, not of another job's"
-        )
-    channel.send_plain({"proof": prove(key, role, nonce, str(head_nonce))})
+        ) from error
+    except OSError:
+        connection.close()
+        raise
     connection.settimeout(None)
     tune(connection, silence_s)
-    return channel
+    return Channel(connection, tls)
 
 
-def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float, wait_s: float) -> Channel:
+def reach_head(address: tuple[str, int], key: bytes, silence_s: float, wait_s: float) -> Channel:
     """Return an authenticated channel to the head; retry, since the head may start later than this process.
 
     Args:
         address: Host and port of the control server.
-        role: `AGENT` or `RANK`.
         key: The key of the job.
         silence_s: How long the head's host may not answer, in seconds; 0 if the head is on this host.
         wait_s: How long to retry, in seconds.
@@ -206,7 +219,7 @@ def reach_head(address: tuple[str, int], role: str, key: bytes, silence_s: float
     until_s = time.monotonic() + wait_s
     while True:
         try:
-            return _connect(address, role, key, silence_s)
+            return _connect(address, key, silence_s)
         except UnprovedHeadError:
             if time.monotonic() > until_s:
                 raise

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from executor.core.control_channel import HEAD_ADDRESS, RANK, Channel, Message, reach_head, read_key
+from executor.core.control_channel import HEAD_ADDRESS, Channel, Message, reach_head, read_key
 from executor.core.failures import SharedInputError, SharedRunError, first_line
 from executor.core.job import FILE_KINDS, INCARNATION, JobFolder
 from executor.core.messages import NewPlan, SessionSpec
@@ -81,7 +81,7 @@ class ControlClient:
         self.is_ending = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
-        self._channel = reach_head((host, port), RANK, read_key(job.key), silence_s, timeouts().reach_s)
+        self._channel = reach_head((host, port), read_key(job.key), silence_s, timeouts().reach_s)
         self.send("hello", rank=rank, incarnation=int(os.environ.get(INCARNATION, "0")))
         threading.Thread(target=self._receive, args=(self._channel,), name="control", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, alone or together."""
+"""Files that are written whole or not at all, alone or together, and files for their owner alone."""
 
 import os
 import secrets
@@ -103,3 +103,10 @@ def check_place(path: Path) -> None:
 def write_text_atomically(path: Path | str, text: str) -> None:
     """Write a text file as UTF-8, whole or not at all; see `write_bytes_atomically`."""
     write_bytes_atomically(path, text.encode())
+
+
+def write_private_text(path: Path, text: str) -> None:
+    """Write a text file that its owner alone can read, in place of any file at ``path``."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)

@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import socket
+import ssl
 import stat
+import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,18 @@ from executor.backend import prepared_job
 from executor.control.control_server import MAX_UNPROVED
 from executor.control.node_agent import run_member
 from executor.core.control_channel import (
-    AGENT,
-    HEAD,
     HEAD_ADDRESS,
-    RANK,
-    UNPROVED_LINE_BYTES,
+    Channel,
+    Message,
     UnprovedHeadError,
     encode,
     listen,
     new_key,
-    new_nonce,
-    prove,
     reach_head,
 )
 from executor.core.job import JobFolder, RunConfig
 from executor.core.messages import pack, unpack
+from executor.core.tls import UNPROVED_BYTES, TlsEnd, identity
 from executor.deploy.bundle import HostedRun
 from executor.deploy.deployment import Bundle
 from executor.rank.control_client import FINISHED, ControlClient
@@ -48,6 +47,7 @@ SCENARIO = chain_scenario([1e-3] * 2, [1e-3] * 2)
 PLAN = chain_plan(SCENARIO)
 CONFIG = RunConfig("paced", 3, "none", adapts=True)
 SOON_S = 20.0
+HELLO: Message = {"kind": "hello", "rank": 1, "incarnation": 0}
 
 
 @pytest.fixture
@@ -64,10 +64,6 @@ def connected(head: Served) -> socket.socket:
     return connection
 
 
-def lines(connection: socket.socket) -> Any:
-    return connection.makefile("rb")
-
-
 def is_closed(connection: socket.socket) -> bool:
     """Whether the other end closes a connection without another word."""
     try:
@@ -76,26 +72,28 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def proved(head: Served, role: str = RANK, rest: bytes = b"") -> socket.socket:
-    """A connection on which the handshake is done, and what was sent with the proof."""
-    connection, nonce = connected(head), new_nonce()
-    connection.sendall(encode({"role": role, "nonce": nonce}))
-    answer = json.loads(lines(connection).readline())
-    connection.sendall(encode({"proof": prove(head.key, role, nonce, answer["nonce"])}) + rest)
-    return connection
+def proved(head: Served, *words: Message, payload: bytes = b"") -> Channel:
+    """A channel on which the handshake is done, and words are said; the last ones are followed by a payload."""
+    channel = reach_head(head.address, head.key, 0.0, SOON_S)
+    channel._connection.settimeout(SOON_S)
+    head.connections.append(channel._connection)
+    for each in words[:-1]:
+        channel.send_plain(each)
+    for each in words[-1:]:
+        channel.send_plain(each, payload)
+    return channel
 
 
 def assert_serves(head: Served) -> None:
     """Somebody who knows the key is still heard."""
-    channel = reach_head(head.address, RANK, head.key, 0.0, SOON_S)
-    channel.send("hello", rank=1, incarnation=0)
+    channel = proved(head, HELLO)
     channel.send("clock", asked=7)
     answer = channel.receive()
     assert answer is not None
     assert answer["asked"] == 7
     channel.close()
     peer, hello = head.server.events.get(timeout=SOON_S)
-    assert (peer.rank, hello) == (1, {"kind": "hello", "rank": 1, "incarnation": 0})
+    assert (peer.rank, hello) == (1, HELLO)
     assert head.server.events.get(timeout=SOON_S) == (peer, None)
 
 
@@ -120,10 +118,11 @@ def test_who_proves_nothing_is_sent_away_soon(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"proof_s": 0.3}')
     with prepared_job(SCENARIO, PLAN, CONFIG) as job, serving(job, 2) as head:
         silent, halfway = connected(head), connected(head)
-        halfway.sendall(encode({"role": RANK, "nonce": new_nonce()}))
-        assert lines(halfway).readline()
+        halfway.sendall(TlsEnd(head.key, is_server=False).begin())
+        assert halfway.recv(1)
         assert is_closed(silent)
-        assert is_closed(halfway)
+        while halfway.recv(1 << 16):
+            pass
         monkeypatch.delenv("ROPEBRIDGE_TIMEOUTS")
         assert_serves(head)
 
@@ -152,16 +151,12 @@ def test_a_head_without_descriptors_goes_on() -> None:
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\xff\xfe\n",
-        b"[]\n",
-        b"7\n",
         b"[" * 3000 + b"\n",
-        b'{"role": "head", "nonce": "' + b"0" * 64 + b'"}\n',
-        b'{"role": "rank", "nonce": "short"}\n',
-        b'{"role": "rank", "nonce": 7}\n',
-        b'{"role": ["rank"], "nonce": {}}\n',
         b'{"kind": "hello", "rank": 1, "incarnation": 0}\n',
-        b"x" * (UNPROVED_LINE_BYTES + 1),
-        b'{"role": "' + b"x" * UNPROVED_LINE_BYTES + b'"}\n',
+        b"x" * (UNPROVED_BYTES + 1),
+        # A record that announces more than one may have, and one of an alert.
+        b"\x16\x03\x01\xff\xff" + bytes(9),
+        b"\x15\x03\x03\x00\x02\x02\x28",
     ],
 )
 def test_garbage_ends_its_own_connection_alone(words: bytes, head: Served) -> None:
@@ -171,81 +166,170 @@ def test_garbage_ends_its_own_connection_alone(words: bytes, head: Served) -> No
     assert_serves(head)
 
 
+@pytest.mark.parametrize(
+    "line", [b"\x00\xff\xfe\n", b"[]\n", b"7\n", b"[" * 3000 + b"\n", b'{"kind": "hello"}\n', b"{}\n"]
+)
+def test_nonsense_of_a_process_with_the_key_ends_its_connection(line: bytes, head: Served) -> None:
+    channel = proved(head)
+    channel._connection.sendall(channel._tls.send(line) if channel._tls is not None else b"")
+    assert channel.receive() is None
+    assert_serves(head)
+
+
 def test_a_wrong_key_is_found_by_both_ends(head: Served) -> None:
     with pytest.raises(UnprovedHeadError, match="does not know this job's key"):
-        reach_head(head.address, RANK, new_key(), 0.0, 0.0)
-    impostor = proved(replace(head, key=new_key()), rest=encode({"kind": "hello", "rank": 1, "incarnation": 0}))
-    assert is_closed(impostor)
+        reach_head(head.address, new_key(), 0.0, 0.0)
+    # This one does not care who the head is.
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    own = identity(new_key())
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(own.pem)
+        file.flush()
+        anybody.load_cert_chain(file.name)
+    with anybody.wrap_socket(connected(head)) as impostor:
+        with suppress(OSError):
+            impostor.sendall(encode(HELLO))
+        with suppress(OSError):
+            assert impostor.recv(1) == b""
+    assert_serves(head)
+
+
+class Between:
+    """Somebody in the network between a rank and the head, who keeps a copy and can change it.
+
+    Args:
+        change: Returns the bytes that are passed on to the head.
+    """
+
+    def __init__(self, head: Served, change: Callable[[bytes], bytes] = lambda said: said) -> None:
+        self.heard = bytearray()
+        self._listening = listen(("127.0.0.1", 0))
+        self.address = self._listening.getsockname()[:2]
+        self._head = head
+        self._change = change
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def _carry(self) -> None:
+        with self._listening, self._listening.accept()[0] as near, connected(self._head) as far:
+            back = threading.Thread(target=self._copy, args=(far, near, lambda said: said), daemon=True)
+            back.start()
+            self._copy(near, far, self._change)
+            back.join()
+
+    def _copy(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
+        with suppress(OSError):
+            while said := source.recv(1 << 16):
+                self.heard += said
+                target.sendall(change(said))
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_who_listens_in_the_network_learns_nothing(head: Served) -> None:
+    between = Between(head)
+    channel = proved(replace(head, address=between.address), HELLO)
+    peer, _ = head.server.events.get(timeout=SOON_S)
+    head.server.send(peer, "plan", text="a secret plan")
+    assert channel.receive() == {"kind": "plan", "text": "a secret plan"}
+    channel.send("step", text="a secret loss")
+    assert head.server.events.get(timeout=SOON_S) == (peer, {"kind": "step", "text": "a secret loss"})
+    channel.close()
+    assert head.server.events.get(timeout=SOON_S) == (peer, None)
+    heard = bytes(between.heard)
+    assert len(heard) > 1000
+    for word in (b"hello", b"incarnation", b"kind", b"secret", head.key, head.key.hex().encode()):
+        assert word not in heard
+
+
+def test_who_changes_a_message_in_the_network_ends_the_connection_alone(head: Served) -> None:
+    words = []
+
+    def change(said: bytes) -> bytes:
+        words.append(said)
+        return said if len(words) < 4 else said[:-1] + bytes([said[-1] ^ 1])
+
+    between = Between(head, change)
+    channel = proved(replace(head, address=between.address), HELLO)
+    peer, hello = head.server.events.get(timeout=SOON_S)
+    assert hello == HELLO
+    for _ in range(3):
+        channel.send("clock", asked=1)
+        if channel.receive() is None:
+            break
+    else:
+        pytest.fail("a changed message was taken for a true one")
+    assert head.server.events.get(timeout=SOON_S) == (peer, None)
     assert_serves(head)
 
 
 def test_a_recorded_handshake_proves_nothing(head: Served) -> None:
-    nonce, hello = new_nonce(), encode({"kind": "hello", "rank": 1, "incarnation": 0})
-    first = encode({"role": RANK, "nonce": nonce})
-    honest = connected(head)
-    honest.sendall(first)
-    answer = json.loads(lines(honest).readline())
-    second = encode({"proof": prove(head.key, RANK, nonce, answer["nonce"])}) + hello
-    honest.sendall(second)
+    between = Between(head)
+    proved(replace(head, address=between.address), HELLO).close()
     peer, _ = head.server.events.get(timeout=SOON_S)
-    honest.close()
     assert head.server.events.get(timeout=SOON_S) == (peer, None)
     replayed = connected(head)
-    replayed.sendall(first + second)
-    said = lines(replayed).read()
-    assert answer["nonce"].encode() not in said
-    # Nor does the head's own proof, or that of another role.
-    for role in (HEAD, AGENT):
-        reflecting = connected(head)
-        reflecting.sendall(first)
-        own = json.loads(lines(reflecting).readline())
-        proof = own["proof"] if role == HEAD else prove(head.key, AGENT, nonce, own["nonce"])
-        reflecting.sendall(encode({"proof": proof}) + hello)
-        assert is_closed(reflecting)
+    with suppress(OSError):
+        replayed.sendall(between.heard)
+        while replayed.recv(1 << 16):
+            pass
     assert_serves(head)
 
 
 def test_a_host_tells_a_false_head_nothing_and_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It claims to know the key, repeats what the true one once said, and sends documents and orders."""
+    """It repeats what the true one once said, has another key, or speaks without any; and sends documents."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     heard: list[bytes] = []
     evil = encode({"kind": "welcome", "replaces": False, "documents": {"../../evil": {}}})
     with listen(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        hosts = replace(hosts_on_loopback([("here", (0,)), ("there", (1,))], arrival_s=0.5), port=port)
-        recorded = {"nonce": new_nonce(), "proof": prove(hosts.key, HEAD, new_nonce(), new_nonce())}
+        hosts = replace(hosts_on_loopback([("here", (0,)), ("there", (1,))], arrival_s=2.0), port=port)
+        recorded, client = TlsEnd(hosts.key, is_server=True), TlsEnd(hosts.key, is_server=False)
+        recorded.receive(client.begin())
+        answer = recorded.take()
+
+        def answers(first: bytes) -> Iterator[bytes]:
+            yield answer + evil
+            other = TlsEnd(new_key(), is_server=True)
+            other.receive(first)
+            yield other.take() + evil
+            yield evil
 
         def deceive() -> None:
-            for answer in (recorded, {**recorded, "proof": ""}, {"nonce": 7, "proof": None}):
+            for number in range(3):
                 try:
                     connection, _ = listening.accept()
                 except OSError:
                     return
-                with connection:
-                    heard.append(lines(connection).readline())
-                    connection.sendall(encode(answer) + evil)
-                    heard.append(lines(connection).read())
+                with connection, suppress(OSError):
+                    said = connection.recv(1 << 16)
+                    heard.append(said)
+                    connection.sendall(list(answers(said))[number])
+                    while said := connection.recv(1 << 16):
+                        heard.append(said)
 
         threading.Thread(target=deceive, daemon=True).start()
         with pytest.raises(RunError, match=f"127.0.0.1:{port}.* (does not know this job's key|cannot be reached)"):
             run_member(hosts, "there", None)
-    assert heard
-    for said in filter(None, heard):
-        assert set(json.loads(said)) == {"role", "nonce"}
+    # Of TLS, the first message of a handshake and alerts.
+    assert len(heard) >= 3
+    hello, alert = 0x16, 0x15
+    assert {said[0] for said in heard} <= {hello, alert}
+    for word in (b"there", b"hello", b"kind", hosts.key, hosts.key.hex().encode()):
+        assert all(word not in said for said in heard)
     assert list(tmp_path.rglob("*evil*")) == []
 
 
 @pytest.mark.parametrize(
-    ("role", "hello"),
+    "hello",
     [
-        *((RANK, {"rank": rank, "incarnation": 0}) for rank in (-1, 2, True, "1", "../1", None, 0.5, [1])),
-        (RANK, {"rank": 1, "incarnation": "0"}),
-        *((AGENT, {"host": host}) for host in ("here", "nowhere", "../there", "/there", "", None, ["there"])),
+        *({"rank": rank, "incarnation": 0} for rank in (-1, 2, True, "1", "../1", None, 0.5, [1])),
+        {"rank": 1, "incarnation": "0"},
+        *({"host": host} for host in ("here", "nowhere", "../there", "/there", "", None, ["there"])),
     ],
 )
-def test_names_are_those_of_the_jobs_own_documents(role: str, hello: dict[str, Any], head: Served) -> None:
-    other = proved(head, role, encode({"kind": "hello", **hello}))
-    assert is_closed(other)
+def test_names_are_those_of_the_jobs_own_documents(hello: dict[str, Any], head: Served) -> None:
+    assert proved(head, {"kind": "hello", **hello}).receive() is None
     assert_serves(head)
 
 
@@ -253,17 +337,15 @@ def test_names_are_those_of_the_jobs_own_documents(role: str, hello: dict[str, A
 def test_no_file_is_named_by_the_network(kind: object, head: Served) -> None:
     folder = head.server._job.path
     before = sorted(folder.iterdir())
-    hello = encode({"kind": "hello", "rank": 1, "incarnation": 0})
-    rank = proved(head, RANK, hello + encode({"kind": "file", "file": kind, "payload_bytes": 4}) + b"evil")
-    assert is_closed(rank)
+    rank = proved(head, HELLO, {"kind": "file", "file": kind, "payload_bytes": 4}, payload=b"evil")
+    assert rank.receive() is None
     assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1 << 40, "4", True, None])
 def test_files_have_sizes(size: object, head: Served) -> None:
-    hello = encode({"kind": "hello", "rank": 1, "incarnation": 0})
-    rank = proved(head, RANK, hello + encode({"kind": "file", "file": "key", "payload_bytes": size}))
-    assert is_closed(rank)
+    rank = proved(head, HELLO, {"kind": "file", "file": "key", "payload_bytes": size})
+    assert rank.receive() is None
 
 
 def test_a_file_goes_where_its_kind_and_rank_say(head: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,10 +414,10 @@ def test_keys_are_for_their_owner_alone_and_differ(tmp_path: Path) -> None:
 
 
 def test_what_is_queued_for_a_slow_end_does_not_stop_the_others(head: Served) -> None:
-    slow = proved(head, RANK, encode({"kind": "hello", "rank": 0, "incarnation": 0}))
+    slow = proved(head, {"kind": "hello", "rank": 0, "incarnation": 0})
     peer, _ = head.server.events.get(timeout=SOON_S)
     head.server.send(peer, "plan", text="x" * (1 << 24))
     assert_serves(head)
-    started_s = time.monotonic()
-    assert len(lines(slow).readline()) > 1 << 24
-    assert time.monotonic() - started_s < SOON_S
+    plan = slow.receive()
+    assert plan is not None
+    assert len(plan["text"]) == 1 << 24

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from executor.backend import TorchBackend, prepared_job, run_job
-from executor.core.control_channel import HEAD_ADDRESS, RANK, new_key, reach_head
+from executor.core.control_channel import HEAD_ADDRESS, new_key, reach_head
 from executor.core.failures import SharedInputError
 from executor.core.job import JobFolder, RunConfig
 from executor.rank.control_client import ControlClient
@@ -106,7 +106,7 @@ def test_a_head_that_cannot_listen_says_where() -> None:
 def test_an_address_that_does_not_answer_is_given_up_in_time() -> None:
     port = free_port()
     with pytest.raises(RunError, match=f"the job's head at 127.0.0.1:{port} cannot be reached: Connection refused"):
-        reach_head(("127.0.0.1", port), RANK, new_key(), 0.0, 0.3)
+        reach_head(("127.0.0.1", port), new_key(), 0.0, 0.3)
 
 
 def test_a_rank_without_a_way_to_the_others_names_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
