@@ -20,7 +20,7 @@ from executor.control.results import all_events, faults_of, gather_norms, merge_
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
-from executor.core.hosts import Hosts, read_hosts
+from executor.core.hosts import Hosts, links_in_the_clear, read_hosts
 from executor.core.job import (
     CheckpointConfig,
     ComputeMode,
@@ -108,6 +108,7 @@ class TorchBackend:
         supports(plan, scenario, self.compute, emulator)
         if self.hosts is not None:
             check_spread(scenario, emulator)
+            self.tell(links_in_the_clear(self.hosts))
         if self.compute == "real":
             _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:

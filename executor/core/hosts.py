@@ -7,6 +7,7 @@ from pathlib import Path
 
 from executor.core.control_channel import read_key, write_key
 from planner.scenario.cluster import Cluster
+from traces.common.atomic import write_private_text
 
 # The head's port for agents and ranks of other hosts; gloo's connections use further ports.
 DEFAULT_PORT = 29400
@@ -70,10 +71,10 @@ class Hosts:
         return next(part.name for part in self.parts if rank in part.ranks)
 
     def write(self, path: Path) -> None:
-        """Write a JSON file for `read_hosts`, and the key with mode 0600 to `KEY_FILE` in the same folder."""
+        """Write a JSON file for `read_hosts`, and the key to `KEY_FILE` in the same folder, both with mode 0600."""
         data = asdict(self)
         write_key(path.with_name(KEY_FILE), data.pop("key"))
-        path.write_text(json.dumps(data))
+        write_private_text(path, json.dumps(data))
 
 
 def read_hosts(path: Path) -> Hosts | None:
@@ -83,6 +84,24 @@ def read_hosts(path: Path) -> Hosts | None:
     data = json.loads(path.read_text())
     parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
     return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
+
+
+def links_in_the_clear(hosts: Hosts) -> str:
+    """Return a line for the user that says which links of a job are encrypted, and which only if the network is."""
+    interfaces = ", ".join(f"{part.name} ({part.interface})" for part in hosts.parts if part.ranks)
+    line = (
+        "control messages between hosts are encrypted with the job's key; tensors are sent by gloo in the clear, over "
+        f"the interfaces of {interfaces}, which therefore must be private, such as WireGuard's"
+    )
+    own = [name for name in hosts.part(hosts.head).interface.split(",") if not _is_wireguard(name)]
+    return f"{line}; on this host {' and '.join(own)} is no interface of WireGuard" if own else line
+
+
+def _is_wireguard(interface: str) -> bool:
+    try:
+        return "DEVTYPE=wireguard" in Path(f"/sys/class/net/{interface}/uevent").read_text().splitlines()
+    except (OSError, ValueError):
+        return False
 
 
 def ranks_by_host(cluster: Cluster, devices: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -31,6 +31,7 @@ from executor.core.control_channel import listen
 from executor.core.failures import first_line
 from executor.core.subprocesses import die_with_parent
 from executor.transport.receive import RecvHandle
+from executor.transport.rendezvous import deaf_afterwards
 from executor.transport.transport import Connection, Message
 from traces.common.errors import RopebridgeError
 from traces.statistics import ROUNDS
@@ -224,17 +225,21 @@ def main(parent: str, rank: str, address: str, store_address: str, store_port: s
     timeout = timedelta(seconds=CONNECT_S)
     try:
         if rank == "0":
-            store = _open_store((store_address, int(store_port)), timeout)
-            print(json.dumps({"port": store.port}), flush=True)
-            sizes = _read_sizes(sys.stdin.readline())
-            store.set(_SIZES, json.dumps(sizes))
-            with closing(_Channel(store, 0, address)) as channel:
+            with deaf_afterwards():
+                store = _open_store((store_address, int(store_port)), timeout)
+                print(json.dumps({"port": store.port}), flush=True)
+                sizes = _read_sizes(sys.stdin.readline())
+                store.set(_SIZES, json.dumps(sizes))
+                channel = _Channel(store, 0, address)
+            with closing(channel):
                 times = _measure(channel, sizes)
             print(json.dumps({"times": asdict(times)}), flush=True)
         else:
             store = TCPStore(store_address, int(store_port), 2, is_master=False, timeout=timeout)
             sizes = _read_sizes(store.get(_SIZES))
-            with closing(_Channel(store, 1, address)) as channel:
+            with deaf_afterwards():
+                channel = _Channel(store, 1, address)
+            with closing(channel):
                 _serve(channel, sizes)
             print(json.dumps({"served": True}), flush=True)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, RopebridgeError) as error:
