@@ -1,5 +1,6 @@
 """The folder that carries a run to other hosts: scenario, plan, options, and the code of model, data set and policy."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,8 @@ CODE_FILE, WEIGHTS = "model.py", "weights"
 DATASET_FILE = "dataset.py"
 POLICY_FILE = "policy.py"
 DOCUMENTS = ("scenario.json", "plan.json", "run.json")
+# SHA-256 of each other file of the run, by its path in the folder.
+CHECKSUMS = "checksums.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +81,22 @@ class RunBundle:
             shutil.copy(self.data, folder / DATASET_FILE)
         if self.run.policy.endswith(".py"):
             shutil.copy(self.run.policy, folder / POLICY_FILE)
+        (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder), indent=1) + "\n")
 
 
 def read_run_bundle(folder: Path) -> RunBundle:
-    """Return the run in a folder that `RunBundle.write` wrote; raise `InputError` if the folder contains none."""
+    """Return the run in a folder that `RunBundle.write` wrote.
+
+    Raises:
+        InputError: The folder contains no run, or a file of the run is not the one that was written.
+    """
     scenario = read_resolved_scenario(folder / "scenario.json")
     try:
         run = HostedRun(**json.loads((folder / "run.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         valid = "name the folder 'job' that 'ropebridge deploy' wrote"
         raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None
+    _check_files(folder)
     if run.policy.endswith(".py"):
         run = replace(run, policy=str(folder.resolve() / POLICY_FILE))
     if scenario.code is not None and scenario.code.path is not None:
@@ -98,6 +107,32 @@ def read_run_bundle(folder: Path) -> RunBundle:
         code = replace(training.data.source, path=folder.resolve() / DATASET_FILE)
         scenario = replace(scenario, training=replace(training, data=replace(training.data, source=code)))
     return RunBundle(scenario, read_plan(folder / "plan.json"), run)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a run, without those that are in the folder for other reasons."""
+    single = [folder / name for name in (*DOCUMENTS, CODE_FILE, DATASET_FILE, POLICY_FILE)]
+    weights = [path for path in (folder / WEIGHTS).rglob("*") if path.is_file()] + [folder / WEIGHTS]
+    found = {}
+    for path in sorted(path for path in [*single, *weights] if path.is_file()):
+        with path.open("rb") as file:
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _check_files(folder: Path) -> None:
+    valid = "copy the folder again, whole, or submit the job again"
+    try:
+        written = json.loads((folder / CHECKSUMS).read_text())
+        if not isinstance(written, dict):
+            raise ValueError("they are no object")
+    except (OSError, ValueError) as error:
+        raise InputError(f"the checksums cannot be read: {error}", str(folder / CHECKSUMS), valid) from None
+    found = _checksums(folder)
+    names = [name for name in {**found, **written} if found.get(name) != written.get(name)]
+    if names:
+        problem = "missing" if names[0] not in found else "not the file that was written with the job"
+        raise InputError(f"it is {problem}", where=str(folder / names[0]), valid=valid)
 
 
 def _place(code: Code | None) -> str:

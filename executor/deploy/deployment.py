@@ -11,6 +11,7 @@ from executor.core.hosts import Hosts, read_hosts
 from executor.deploy.bundle import RunBundle, read_run_bundle
 from executor.deploy.gpus import Gpus
 from executor.deploy.hosts_file import HostEntry
+from traces.common.atomic import write_private_text
 from traces.common.errors import InputError
 
 _FILE = "deployment.json"
@@ -89,7 +90,7 @@ class Deployment:
         data = asdict(self)
         # The hosts are in the job's folder, together with the job's key.
         del data["hosts"]
-        (folder / _FILE).write_text(json.dumps(data, indent=1) + "\n")
+        write_private_text(folder / _FILE, json.dumps(data, indent=1) + "\n")
 
 
 def read_deployment(folder: Path) -> Deployment:

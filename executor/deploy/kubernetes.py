@@ -1,9 +1,10 @@
 """Deployment by Kubernetes with Kubeflow Trainer v2: a TrainJob for each host, since hosts differ and fail separately.
 
-Each pod gets the job's folder from a ConfigMap, and unpacks it in a volume of the pod, or in the PersistentVolumeClaim
-``claim`` of the hosts file, whose files remain after the pod's end. All pods are in one Kubernetes cluster, where the
-head is reached by the name of its pod. Values of secrets are in the Kubernetes secret ``JOB-secrets``. Each pod asks
-for the GPUs of its host, and for a node with such GPUs if the hosts file has ``gpu_label``.
+Each pod gets the job's folder, in which the job's key is, from a Kubernetes secret, and unpacks it in a volume of the
+pod, or in the PersistentVolumeClaim ``claim`` of the hosts file, whose files remain after the pod's end. All pods are
+in one Kubernetes cluster, where the head is reached by the name of its pod. Values of the user's secrets are in the
+Kubernetes secret ``JOB-secrets``. Each pod asks for the GPUs of its host, and for a node with such GPUs if the hosts
+file has ``gpu_label``.
 """
 
 import base64
@@ -23,7 +24,7 @@ _BUNDLE = "job.tar.gz"
 _LABEL = "ropebridge/job"
 # The resource of NVIDIA's device plugin.
 _GPU = "nvidia.com/gpu"
-# The largest size of a ConfigMap.
+# The largest size of a Kubernetes secret.
 _MOST_BYTES = 1 << 20
 # The longest name: with the suffix that the trainer appends for the pod, the name is a DNS label of at most 63 letters.
 _MOST_NAME = 63 - len("-node-0-0")
@@ -31,7 +32,7 @@ _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{_MOST_NAME - 2}}}[a-z0-9])?")
 
 
 def files(deployment: Deployment) -> Mapping[str, str]:
-    """Return the manifest of the TrainJobs; `submit` creates the ConfigMap with the job's folder."""
+    """Return the manifest of the TrainJobs; `submit` creates the secret with the job's folder."""
     _check_names(deployment)
     jobs = [_job(deployment, part.name, len(part.ranks)) for part in deployment.hosts.parts]
     return {_MANIFEST: render("kubernetes.yaml", deployment, jobs=jobs, bundle=_BUNDLE, label=_LABEL)}
@@ -128,13 +129,13 @@ def _job_name(deployment: Deployment, host: str) -> str:
 
 
 def packed(folder: Path) -> bytes:
-    """Return the job's folder as a tar archive; raise `InputError` if the archive does not fit into a ConfigMap."""
+    """Return the job's folder as a tar archive; raise `InputError` if the archive does not fit into a secret."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(folder / "job", "job")
     if len(base64.b64encode(archive.getvalue())) > _MOST_BYTES:
         raise InputError(
-            f"the job's folder is {archive.tell() / 1e6:.1f} MB when packed, and a ConfigMap can hold 1 MB in base64",
+            f"the job's folder is {archive.tell() / 1e6:.1f} MB when packed, and a secret can hold 1 MB in base64",
             where=str(folder / "job"),
             valid="shorten the scenario's traces, or use '--target ssh'",
         )
@@ -142,13 +143,15 @@ def packed(folder: Path) -> bytes:
 
 
 def submit(deployment: Deployment, folder: Path) -> str:
-    """Create the ConfigMap, apply the manifest, and return kubectl's output."""
+    """Create the secret, apply the manifest, and return kubectl's output."""
     path = folder / _BUNDLE
     path.write_bytes(packed(folder))
     if deployment.secrets:
         run_program(["kubectl", "get", "secret", f"{deployment.name}-secrets"], "the job's secrets")
-    run_program(["kubectl", "create", "configmap", deployment.name, f"--from-file={path}"], "kubectl create configmap")
-    run_program(["kubectl", "label", "configmap", deployment.name, f"{_LABEL}={deployment.name}"], "kubectl label")
+    run_program(
+        ["kubectl", "create", "secret", "generic", deployment.name, f"--from-file={path}"], "kubectl create secret"
+    )
+    run_program(["kubectl", "label", "secret", deployment.name, f"{_LABEL}={deployment.name}"], "kubectl label")
     return run_program(["kubectl", "apply", "-f", str(folder / _MANIFEST)], "kubectl apply").strip()
 
 
@@ -173,8 +176,8 @@ def _selector(deployment: Deployment, host: str) -> str:
 
 
 def stop(deployment: Deployment, folder: Path) -> str:
-    """Delete the TrainJobs and the ConfigMap."""
-    kinds = "trainjobs.trainer.kubeflow.org,configmaps"
+    """Delete the TrainJobs and the secret with the job's folder."""
+    kinds = "trainjobs.trainer.kubeflow.org,secrets"
     return run_program(["kubectl", "delete", kinds, "-l", f"{_LABEL}={deployment.name}"], "kubectl delete").strip()
 
 

@@ -19,8 +19,9 @@ from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import HuggingFaceCode, Scenario, weight_files
 
-# Number of hexadecimal digits of a SHA-256 that are compared and shown in messages.
-_DIGITS = 12
+# Number of hexadecimal digits of a SHA-256 that are compared and shown in messages: nobody finds two files with equal
+# ones.
+_DIGITS = 32
 
 Job = tuple[Scenario, Plan, RunConfig]
 

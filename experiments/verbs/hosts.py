@@ -26,6 +26,7 @@ from experiments.verbs.run import checkpoint_config, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
+from traces.common.atomic import write_private_text
 from traces.common.errors import InputError, find_by_name
 
 Part = TypeVar("Part")
@@ -79,11 +80,13 @@ def deploy(
     )
     files = target.files(deployment)
     with new_folder(output) as folder:
+        # Scripts and scheduler's files contain the job's environment too.
+        folder.chmod(0o700)
         Bundle(scenario, plan, run, hosts).write(folder / "job")
-        (folder / "job" / "environment.sh").write_text(exports(deployment.environment))
+        write_private_text(folder / "job" / "environment.sh", exports(deployment.environment))
         deployment.write(folder)
         for file, text in files.items():
-            (folder / file).write_text(text)
+            write_private_text(folder / file, text)
     lines = [f"# {output / file}\n{text}" for file, text in files.items()]
     if not submits:
         advice = "next: carry this out"

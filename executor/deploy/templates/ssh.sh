@@ -8,10 +8,10 @@ options=(-o BatchMode=yes{% for option in deployment.ssh_options %} {{ option | 
 start() { # HOST ADDRESS FOLDER COMMAND
   local values state
   values="$(secrets)"
-  state="$(ssh "${options[@]}" "$2" "mkdir -p $3 && cd $3 && if {{ running }}; then echo running; fi")"
+  state="$(ssh "${options[@]}" "$2" "umask 077 && mkdir -p $3 && cd $3 && if {{ running }}; then echo running; fi")"
   if [ "$state" = running ]; then echo "$1: runs already" >&2; return 1; fi
   scp -q -r "${options[@]}" "$here/job" "$2:$3/"
-  printf '%s\n' "$values" | ssh "${options[@]}" "$2" "cd $3 &&
+  printf '%s\n' "$values" | ssh "${options[@]}" "$2" "umask 077 && cd $3 &&
     . job/environment.sh && set -a && . /dev/stdin && set +a &&
     { setsid nohup $4 > $1.log 2>&1 < /dev/null & echo \$! > $1.pid; }"
   echo "$1: started"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from executor.core.job import RunConfig, rank_devices
 from executor.deploy.bundle import (
+    CHECKSUMS,
     CODE_FILE,
     DATASET_FILE,
     DOCUMENTS,
@@ -27,7 +28,7 @@ from traces.common.errors import InputError
 from traces.common.units import size_text
 
 # The only files of a job; no other name is ever written to a disk.
-_FILES = frozenset({*DOCUMENTS, CODE_FILE, DATASET_FILE, POLICY_FILE})
+_FILES = frozenset({*DOCUMENTS, CHECKSUMS, CODE_FILE, DATASET_FILE, POLICY_FILE})
 _WEIGHT_FILE = re.compile(rf"{WEIGHTS}/[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
 
 # Traces as JSON become a tenth of their size when they are packed; a body that grows more than this is refused.

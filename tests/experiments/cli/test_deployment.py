@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_each_target_writes_what_it_shows(target: str, files: list[str], tmp_pat
         else:
             assert all(isinstance(each, dict) for each in yaml.safe_load_all(text))
     job = sorted(path.name for path in (folder / "job").iterdir())
-    assert job == ["environment.sh", "hosts.json", "key", "model.py", "plan.json", "run.json", "scenario.json"]
+    documents = ["plan.json", "run.json", "scenario.json"]
+    assert job == ["checksums.json", "environment.sh", "hosts.json", "key", "model.py", *documents]
     assert json.loads((folder / "job" / "run.json").read_text())["steps"] == 7
     greeting = ["bash", "-c", f'. {folder}/job/environment.sh; printf %s "$GREETING"']
     assert subprocess.run(greeting, capture_output=True, text=True, check=True).stdout == "it's $HOME"
@@ -102,6 +104,59 @@ def test_secrets_are_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
         written = [path.read_text() for path in (folder / "job-1").rglob("*") if path.is_file()]
         assert not any("hunter2" in text for text in [*written, done.stdout, done.stderr])
         assert any("MY_TOKEN" in text for text in written)
+
+
+def test_what_deploy_writes_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """The environment is in scripts and in the files of schedulers too, and users call secret what they like."""
+    for number, target in enumerate(("torchrun", "ssh", "slurm", "kubernetes", "skypilot")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert deployed(folder, target).returncode == 0
+        folder /= "job-1"
+        private = [path for path in folder.iterdir() if path.is_file()]
+        private += [folder / "job" / name for name in ("key", "hosts.json", "environment.sh")]
+        assert len(private) >= 5
+        for path in private:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+POLICY = """
+def build(scenario):
+    raise AssertionError("a policy that was changed is not executed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("model.py", "raise AssertionError", "it is not the file that was written with the job"),
+        ("policy.py", POLICY, "it is not the file that was written with the job"),
+        ("dataset.py", "raise AssertionError", "it is not the file that was written with the job"),
+        ("weights/evil.safetensors", "", "it is not the file that was written with the job"),
+        ("plan.json", None, "it is missing"),
+        ("model.py", None, "it is missing"),
+        ("checksums.json", None, "the checksums cannot be read"),
+        ("checksums.json", "[", "the checksums cannot be read"),
+        ("checksums.json", "[]", "the checksums cannot be read"),
+        ("checksums.json", "{}", "it is not the file that was written with the job"),
+    ],
+)
+def test_a_job_of_other_files_is_refused(name: str, content: str | None, problem: str, tmp_path: Path) -> None:
+    assert deployed(tmp_path, "torchrun").returncode == 0
+    path = tmp_path / "job-1" / "job" / name
+    if content is None:
+        path.unlink()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    done = ropebridge("host", tmp_path / "job-1" / "job", "south-worker")
+    assert done.returncode == 2
+    if name == "plan.json":
+        assert "plan.json" in done.stderr
+    else:
+        assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
