@@ -33,7 +33,7 @@ ServerOption = Annotated[
         "--server",
         metavar="URL",
         help="Address of 'ropebridge serve'.",
-        show_default="$ROPEBRIDGE_SERVER, or http://127.0.0.1:29500",
+        show_default="$ROPEBRIDGE_SERVER, or https://127.0.0.1:29500",
     ),
 ]
 TokenOption = Annotated[

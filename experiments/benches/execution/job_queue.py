@@ -67,7 +67,7 @@ class _Fleet:
     def __post_init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = int(free.getsockname()[1])
-        self.client = Client(Access(f"http://127.0.0.1:{self._port}", self.token))
+        self.client = Client(Access(f"https://127.0.0.1:{self._port}", self.token))
 
     def start(self, name: str) -> None:
         """Start the server or a host."""
@@ -76,7 +76,7 @@ class _Fleet:
         else:
             shared = str(self.folder / "shared")
             options = ["jobs", "work", name, "--shared", shared, "--device", "cpu=2"]
-            options += ["--server", f"http://127.0.0.1:{self._port}"]
+            options += ["--server", f"https://127.0.0.1:{self._port}"]
         scratch = self.folder / "scratch"
         for each in (scratch, self.folder / "shared"):
             each.mkdir(exist_ok=True)

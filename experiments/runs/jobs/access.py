@@ -1,25 +1,32 @@
-"""The address of the server, and the token that each request must carry."""
+"""The address of the server, and its token: the secret of the TLS connections, and of each request in them."""
 
+import hashlib
 import hmac
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 
+from executor.core.tls import context
 from traces.common.errors import InputError
 
 # Environment variables of users and hosts.
 SERVER_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "ROPEBRIDGE_SERVER", "ROPEBRIDGE_TOKEN", "ROPEBRIDGE_TOKEN_FILE"
 
 DEFAULT_PORT = 29500
-DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+DEFAULT_SERVER = f"https://127.0.0.1:{DEFAULT_PORT}"
 
 _TOKEN_BYTES = 32
 _FEWEST_CHARACTERS = 16
 _TOKEN_FILE = "token"
+
+# Whoever connects to the server can try guesses at the token; each one costs this many hashes, some 0.1 s of a core.
+_HASHES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ def find_access(server: str | None, token_file: Path | None, environment: Mappin
         InputError: There is no token, or the server's address is no URL.
     """
     url = (server or environment.get(SERVER_VARIABLE) or DEFAULT_SERVER).rstrip("/")
-    if not url.startswith(("http://", "https://")) or "@" in url or len(url.split("/")) != 3:
+    if not url.startswith("https://") or "@" in url or len(url.split("/")) != 3:
         raise InputError(f"'{url}' is no address of a server", "--server", f"write it as {DEFAULT_SERVER}")
     token = environment.get(TOKEN_VARIABLE) if token_file is None else None
     named = token_file or environment.get(TOKEN_FILE_VARIABLE)
@@ -94,6 +101,13 @@ def check_token(token: str, where: str) -> str:
 def is_allowed(authorization: bytes, token: str) -> bool:
     """Return whether a request's header ``Authorization`` carries the token, in a time that does not tell where not."""
     return hmac.compare_digest(authorization, f"Bearer {token}".encode())
+
+
+@lru_cache(maxsize=4)
+def tls_of(token: str, *, is_server: bool) -> ssl.SSLContext:
+    """Return the settings of TLS with which server and clients prove to each other that they know the token."""
+    secret = hashlib.pbkdf2_hmac("sha256", token.encode(), b"ropebridge serve", _HASHES)
+    return context(secret, is_server=is_server)
 
 
 def listen_at(host: str, port: int) -> socket.socket:

@@ -1,13 +1,14 @@
-"""The client of the server, for users and for hosts: requests with the token, and refusals as errors."""
+"""The client of the server, for users and for hosts: requests over TLS with the token, and refusals as errors."""
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-from experiments.runs.jobs.access import TOKEN_VARIABLE, Access
+from experiments.runs.jobs.access import TOKEN_VARIABLE, Access, tls_of
 from experiments.runs.jobs.messages import (
     LOG_PIECE_BYTES,
     Assignments,
@@ -23,6 +24,10 @@ class NoAnswerError(RunError):
     """The server has not answered: whether it has done the request is unknown, so that it has to be sent again."""
 
 
+class UnprovedServerError(NoAnswerError):
+    """Whoever answers at the server's address does not know the token, and has not been told anything."""
+
+
 class Client:
     """Sends requests to the server.
 
@@ -36,7 +41,11 @@ class Client:
         self._timeout_s = timeout_s
         # The token is for the server, not for a proxy that the environment names, and not for a place that it is
         # redirected to.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=tls_of(access.token, is_server=False)),
+            _NoRedirects(),
+        )
 
     def submit(self, job: str, files: bytes) -> dict[str, Any]:
         """Add a job to the queue; return it. If it is there already, nothing changes."""
@@ -88,6 +97,7 @@ class Client:
 
         Raises:
             InputError: The server refuses the request.
+            UnprovedServerError: Another process than the server answers, or the token is another server's.
             NoAnswerError: There is no complete answer.
         """
         server = self._access.server
@@ -106,6 +116,11 @@ class Client:
                 raise self._refusal(error) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLError):
+                raise UnprovedServerError(
+                    f"who answers at {server} does not know this token; give the server's file 'token' as "
+                    f"'--token-file', or its content as {TOKEN_VARIABLE}"
+                ) from None
             raise NoAnswerError(
                 f"no server answers at {server}: {reason}; start it with 'ropebridge serve', or give '--server'"
             ) from None

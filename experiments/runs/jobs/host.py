@@ -25,7 +25,7 @@ from executor.core.subprocesses import end as end_process
 from executor.core.subprocesses import python_environment
 from experiments.runs.jobs.access import TOKEN_VARIABLE
 from experiments.runs.jobs.attempt import MODULE, read_ending, steps_done
-from experiments.runs.jobs.client import Client, NoAnswerError
+from experiments.runs.jobs.client import Client, NoAnswerError, UnprovedServerError
 from experiments.runs.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
 from experiments.runs.jobs.packing import unpack
 from experiments.runs.jobs.states import Outcome
@@ -103,13 +103,13 @@ class JobHost:
         self._attempts: dict[tuple[str, int], _Attempt] = {}
         self._free_gpus = _numbered_gpus(devices)
         self._pause_s = _FIRST_PAUSE_S
-        self._is_heard = False
+        self._is_heard = self._was_heard = False
 
     def run(self) -> None:
         """Run what the server assigns, until an exception such as an interrupt ends it; end all processes then.
 
         Raises:
-            InputError: The server refuses the token, or another process has taken this host's name.
+            InputError: The token is not the server's, or another process has taken this host's name.
         """
         try:
             while True:
@@ -137,7 +137,7 @@ class JobHost:
             answer = self._client.hear(self._name, Heartbeat(self._incarnation, self._devices, attempts))
             if not self._is_heard:
                 self._tell(f"host {self._name}: the server has answered")
-                self._is_heard = True
+                self._is_heard = self._was_heard = True
             self._pause_s = answer.lease_s / _HEARTBEATS_PER_LEASE
             assigned = {(each.job, each.attempt): each for each in answer.attempts}
             for key in set(self._attempts) - set(assigned):
@@ -150,6 +150,8 @@ class JobHost:
             for attempt in self._attempts.values():
                 self._send_log(attempt)
         except NoAnswerError as error:
+            if isinstance(error, UnprovedServerError) and not self._was_heard:
+                raise InputError(str(error)) from None
             if self._is_heard:
                 self._tell(f"host {self._name}: {error}; what runs goes on")
                 self._is_heard = False

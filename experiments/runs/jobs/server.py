@@ -1,4 +1,4 @@
-"""The server: HTTP and JSON around the store. Each request carries the token; nothing is answered without it.
+"""The server: HTTP over TLS, and JSON, around the store. Nothing is answered to who does not know the token.
 
 =========================================== ============================================ ==============================
 request                                     body                                         answer
@@ -19,6 +19,8 @@ A refusal is ``{"error": MESSAGE}``: 401 without the token, 404 for an unknown j
 body that is too large, 422 for wrong input. Requests may be sent again when no answer came; see `Store`.
 """
 
+import asyncio
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,7 +36,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from experiments.runs.jobs.access import is_allowed, listen_at, make_token
+from experiments.runs.jobs.access import is_allowed, listen_at, make_token, tls_of
 from experiments.runs.jobs.messages import BODY_BYTES, LOG_PIECE_BYTES, NAME, Assignments, AttemptEnd, Heartbeat, parse
 from experiments.runs.jobs.packing import check_submission
 from experiments.runs.jobs.store import ConflictError, Store, UnknownJobError
@@ -44,6 +46,10 @@ from traces.common.errors import InputError
 _DOCUMENT_BYTES = 4 << 20
 
 _MOST_CONNECTIONS = 256
+
+# How long a connection may take to prove that it knows the token, in seconds.
+_PROOF_S = 5.0
+
 _MOST_NUMBER = (1 << 62) - 1
 
 Clock = Callable[[], float]
@@ -165,6 +171,37 @@ def _add_host_routes(app: FastAPI, store: Store, clock: Clock) -> None:
         return {}
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that soon closes connections which prove nothing; uvicorn would wait a minute for each."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        """Create a server with the limit on handshakes."""
+        return await super().create_server(*arguments, **options, ssl_handshake_timeout=_PROOF_S)
+
+
+def make_server(app: ASGIApp, token: str) -> uvicorn.Server:
+    """Return a server that answers over TLS, to those alone who know the token."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=2,
+    )
+    config.load()
+    config.ssl = tls_of(token, is_server=True)
+    return uvicorn.Server(config)
+
+
+def run_server(server: uvicorn.Server, listening: socket.socket) -> None:
+    """Serve connections until a signal ends the process, or another thread sets ``server.should_exit``."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
 def serve(folder: Path, host: str, port: int, lease_s: float, tell: Callable[[str], None]) -> None:
     """Serve the store in a folder at one address, until a signal ends the process.
 
@@ -184,17 +221,7 @@ def serve(folder: Path, host: str, port: int, lease_s: float, tell: Callable[[st
         with listen_at(host, port) as listening:
             address, bound = listening.getsockname()[:2]
             shown = f"[{address}]" if ":" in address else address
-            tell(f"serving jobs at http://{shown}:{bound}; each request needs the token in {folder / 'token'}")
-            config = uvicorn.Config(
-                make_app(store, token),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                server_header=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=2,
-            )
-            uvicorn.Server(config).run(sockets=[listening])
+            tell(f"serving jobs at https://{shown}:{bound}; each request needs the token in {folder / 'token'}")
+            run_server(make_server(make_app(store, token), token), listening)
     finally:
         store.close()

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from experiments.runs.jobs.access import Access, listen_at, make_token
 from experiments.runs.jobs.client import Client
-from experiments.runs.jobs.server import make_app
+from experiments.runs.jobs.server import make_app, make_server, run_server
 from experiments.runs.jobs.store import Store
 from tests.helpers.networks.several_hosts import free_port
 
@@ -42,11 +40,11 @@ def job_server(folder: Path) -> Iterator[JobServer]:
     store = Store(folder, LEASE_S, time.time())
     token, port = make_token(folder, {}), free_port()
     with listen_at("127.0.0.1", port) as listening:
-        server = uvicorn.Server(uvicorn.Config(make_app(store, token), log_config=None, lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        server = make_server(make_app(store, token), token)
+        thread = threading.Thread(target=run_server, args=(server, listening))
         thread.start()
         try:
-            yield JobServer(Access(f"http://127.0.0.1:{port}", token), folder / "token", store)
+            yield JobServer(Access(f"https://127.0.0.1:{port}", token), folder / "token", store)
         finally:
             server.should_exit = True
             thread.join()

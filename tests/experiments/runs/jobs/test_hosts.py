@@ -47,7 +47,7 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
         (tmp_path / name).mkdir()
     port = free_port()
     serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "3 s"]
-    options = ["--server", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
+    options = ["--server", f"https://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
 
     def state() -> str:
         done = ropebridge("jobs", "status", "job", "--json", *options)
@@ -91,7 +91,7 @@ def test_a_dead_launcher_is_replaced_and_a_stopped_job_ends_on_its_host(tmp_path
         (tmp_path / name).mkdir()
     port = free_port()
     serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "8 s"]
-    options = ["--server", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
+    options = ["--server", f"https://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
 
     def log_of_attempt(number: int) -> str:
         return ropebridge("jobs", "logs", "job", "--attempt", number, *options).stdout

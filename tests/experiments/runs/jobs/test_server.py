@@ -4,24 +4,31 @@ import io
 import json
 import os
 import re
+import socket
+import ssl
 import sys
+import threading
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from executor.core.tls import TlsEnd
 from executor.deploy.bundle import HostedRun, RunBundle
 from experiments.runs.jobs import server as server_module
-from experiments.runs.jobs.access import Access, find_access, make_token, read_token
-from experiments.runs.jobs.client import Client, NoAnswerError
+from experiments.runs.jobs.access import Access, find_access, listen_at, make_token, read_token, tls_of
+from experiments.runs.jobs.client import Client, NoAnswerError, UnprovedServerError
+from experiments.runs.jobs.host import JobHost
 from experiments.runs.jobs.messages import BODY_BYTES, AttemptEnd, Heartbeat
 from experiments.runs.jobs.packing import pack
-from experiments.runs.jobs.server import make_app
+from experiments.runs.jobs.server import make_app, make_server, run_server
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.jobs.store import Store
 from experiments.runs.scenario import choose_scenario
@@ -44,11 +51,16 @@ def files() -> bytes:
     return pack(RunBundle(scenario, make_plan("ddp", scenario), HostedRun("real", 5, "none", 0, "", 5)))
 
 
-def answer(method: str, url: str, body: bytes | None, token: str | None) -> tuple[int, dict[str, object]]:
+def answer(
+    served: JobServer, method: str, path: str, body: bytes | None, token: str | None
+) -> tuple[int, dict[str, object]]:
+    """What the server answers to somebody who knows the token for TLS, and sends another one or none in the request."""
     headers = {} if token is None else {"Authorization": token}
-    request = urllib.request.Request(url, data=body, method=method, headers=headers)
+    request = urllib.request.Request(served.access.server + path, data=body, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=30.0) as found:
+        with urllib.request.urlopen(
+            request, timeout=30.0, context=tls_of(served.access.token, is_server=False)
+        ) as found:
             return found.status, json.loads(found.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -80,9 +92,9 @@ def test_nothing_is_answered_without_the_token(served: JobServer, tmp_path: Path
     wrong = [None, "", token, "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", f"Basic {token}"]
     for method, path in asked:
         for given in wrong:
-            status, body = answer(method, served.access.server + path, b"", given)
+            status, body = answer(served, method, path, b"", given)
             assert (status, body) == (401, {"error": "this request carries no valid token"}), (method, path, given)
-    status, _ = answer("GET", served.access.server + "/jobs", None, f"Bearer {token}")
+    status, _ = answer(served, "GET", "/jobs", None, f"Bearer {token}")
     assert status == 200
 
 
@@ -140,12 +152,15 @@ def test_what_is_no_job_is_refused(served: JobServer, files: bytes) -> None:
     for body in (b"", b"text", files[: len(files) // 2]):
         with pytest.raises(InputError, match="this is no job"):
             served.client.submit("wrong", body)
-    url, token = f"{served.access.server}/jobs/", f"Bearer {served.access.token}"
-    assert answer("PUT", url + "wrong", bytes(BODY_BYTES + 1), token)[0] == 413
-    assert answer("PUT", url + "Wrong_Name", files, token)[0] == 422
-    assert answer("GET", url + "none", None, token)[0] == 404
-    assert answer("POST", url[:-5] + "hosts/one", b'{"incarnation": -1}', token)[0] == 422
-    assert answer("PUT", url + "none/attempts/1/log?first_byte=x", b"", token)[0] == 422
+    token = f"Bearer {served.access.token}"
+    for method, path, body, status in (
+        ("PUT", "/jobs/wrong", bytes(BODY_BYTES + 1), 413),
+        ("PUT", "/jobs/Wrong_Name", files, 422),
+        ("GET", "/jobs/none", None, 404),
+        ("POST", "/hosts/one", b'{"incarnation": -1}', 422),
+        ("PUT", "/jobs/none/attempts/1/log?first_byte=x", b"", 422),
+    ):
+        assert answer(served, method, path, body, token)[0] == status, (method, path)
 
 
 def test_a_host_gets_jobs_and_only_its_newest_attempt_counts(tmp_path: Path, files: bytes) -> None:
@@ -194,15 +209,72 @@ def test_the_environment_names_server_and_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("b" * 20)
     path.chmod(0o600)
-    there = {"ROPEBRIDGE_SERVER": "http://10.7.0.1:29500/", "ROPEBRIDGE_TOKEN_FILE": str(path)}
-    assert find_access(None, None, there) == Access("http://10.7.0.1:29500", "b" * 20)
-    assert find_access("http://[fd00::1]:5", None, {"ROPEBRIDGE_TOKEN": "c" * 20}).server == "http://[fd00::1]:5"
+    there = {"ROPEBRIDGE_SERVER": "https://10.7.0.1:29500/", "ROPEBRIDGE_TOKEN_FILE": str(path)}
+    assert find_access(None, None, there) == Access("https://10.7.0.1:29500", "b" * 20)
+    assert find_access("https://[fd00::1]:5", None, {"ROPEBRIDGE_TOKEN": "c" * 20}).server == "https://[fd00::1]:5"
     with pytest.raises(InputError, match="no address of a server"):
         find_access("10.7.0.1", path, {})
+    with pytest.raises(InputError, match="write it as https://"):
+        find_access("http://10.7.0.1:29500", path, {})
+
+
+def test_a_false_server_is_told_nothing(served: JobServer) -> None:
+    """It listens in the server's place, speaks TLS with a certificate of its own, or does not; the client has a job."""
+    heard = bytearray()
+
+    def deceive(listening: socket.socket, tls: TlsEnd | None) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError, ssl.SSLError):
+            while said := connection.recv(1 << 16):
+                heard.extend(said)
+                if tls is not None:
+                    heard.extend(tls.receive(said))
+                    connection.sendall(tls.take())
+                else:
+                    connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+
+    for tls in (None, TlsEnd(b"another token", is_server=True)):
+        with listen_at("127.0.0.1", free_port()) as listening:
+            threading.Thread(target=deceive, args=(listening, tls), daemon=True).start()
+            host, port = listening.getsockname()
+            client = Client(replace(served.access, server=f"https://{host}:{port}"))
+            with pytest.raises(UnprovedServerError, match="does not know this token"):
+                client.submit("job", b"the files of a job")
+    for word in (served.access.token.encode(), b"Bearer", b"/jobs", b"the files"):
+        assert word not in heard
+
+
+def test_a_host_outlives_a_false_server(served: JobServer, tmp_path: Path) -> None:
+    """While the true one is away, another process takes its port: what the host runs goes on."""
+    with job_server(tmp_path / "queue") as true:
+        lines: list[str] = []
+        host = JobHost(true.client, "host", {"cpu": 1}, tmp_path, tmp_path, lines.append)
+        host._exchange()
+    assert lines == ["host host: the server has answered"]
+    port = int(true.access.server.rpartition(":")[2])
+    with listen_at("127.0.0.1", port) as listening:
+        other = make_server(make_app(served.store, "y" * 16), "y" * 16)
+        thread = threading.Thread(target=run_server, args=(other, listening))
+        thread.start()
+        host._exchange()
+        other.should_exit = True
+        thread.join()
+    assert "does not know this token" in lines[-1]
+    assert lines[-1].endswith("what runs goes on")
+
+
+def test_idle_strangers_keep_nobody_from_the_server(served: JobServer) -> None:
+    place = ("127.0.0.1", int(served.access.server.rpartition(":")[2]))
+    with ExitStack() as stack:
+        for number in range(300):
+            stranger = stack.enter_context(socket.create_connection(place))
+            if number % 3 == 0:
+                stranger.sendall(b"GET /jobs HTTP/1.1\r\n")
+        assert "jobs" in served.client.jobs()
 
 
 def test_a_server_that_is_away_is_not_taken_for_one_that_refuses() -> None:
-    client = Client(Access(f"http://127.0.0.1:{free_port()}", "x" * 16))
+    client = Client(Access(f"https://127.0.0.1:{free_port()}", "x" * 16))
     with pytest.raises(NoAnswerError, match="no server answers"):
         client.jobs()
 
@@ -243,7 +315,7 @@ def test_wrong_input_is_refused_with_status_2(tmp_path: Path, arguments: tuple[s
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path, served: JobServer) -> None:
-    done = ropebridge("serve", "queue", "--listen", served.access.server.removeprefix("http://"), cwd=tmp_path)
+    done = ropebridge("serve", "queue", "--listen", served.access.server.removeprefix("https://"), cwd=tmp_path)
     assert done.returncode == 2
     assert "no server can listen here: Address already in use" in done.stderr
 
@@ -281,7 +353,9 @@ def test_users_see_and_stop_jobs(served: JobServer, tmp_path: Path) -> None:
     other.touch(mode=0o600)
     other.write_text("x" * 30)
     done = ropebridge("jobs", "status", "--server", served.access.server, "--token-file", other)
-    assert (done.returncode, "the server refuses the token" in done.stderr) == (2, True)
+    assert (done.returncode, "does not know this token" in done.stderr) == (1, True)
+    done = ropebridge("jobs", "work", "host", "--shared", tmp_path, *options[:2], "--token-file", other)
+    assert (done.returncode, "does not know this token" in done.stderr) == (2, True)
     served.client.hear("a-host", Heartbeat(1, {"h100": 8}, []))
     assert re.search(r"^a-host +8 h100$", ropebridge("jobs", "status", *options).stdout, re.MULTILINE)
 
