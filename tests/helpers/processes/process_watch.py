@@ -85,14 +85,20 @@ def left_behind(tmp_path: Path) -> list[Path]:
 
 def addresses_listened_at(mark: str) -> set[str]:
     """Where marked processes wait for connections: IPv4 addresses, and IPv6 ones as the kernel's table has them."""
+    return {address for address, _ in places_listened_at(mark)}
+
+
+def places_listened_at(mark: str) -> set[tuple[str, int]]:
+    """Likewise, with the ports."""
     held = {link for pid in marked_processes(mark) for link in _sockets_of(pid)}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in held:
-                host = fields[1].partition(":")[0]
-                found.add(socket.inet_ntoa(bytes.fromhex(host)[::-1]) if table == "tcp" else host)
+                host, _, port = fields[1].partition(":")
+                address = socket.inet_ntoa(bytes.fromhex(host)[::-1]) if table == "tcp" else host
+                found.add((address, int(port, 16)))
     return found
 
 
