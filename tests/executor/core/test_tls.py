@@ -29,7 +29,6 @@ def shake_hands(client: TlsEnd, server: TlsEnd) -> None:
 
 @given(secrets, st.lists(st.binary(max_size=20_000), max_size=4))
 def test_what_one_end_says_the_other_one_hears(secret: bytes, words: list[bytes]) -> None:
-    """OpenSSL refuses a private key that is not the certificate's, so this also checks the arithmetic."""
     client, server = ends(secret, secret)
     shake_hands(client, server)
     assert client.is_proved
