@@ -2,7 +2,9 @@
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from executor.control.policy_driver import PolicyDriver
 from executor.core.job import JobFolder
@@ -10,6 +12,10 @@ from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.events.event import Event, fault_events, read_events
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
+
+# Bytes of a safetensors file that give the length of its header.
+_LENGTH_BYTES = _ALIGNMENT = 8
+_PIECE_BYTES = 2**24
 
 
 def all_events(job: JobFolder, ranks: int) -> list[Event]:
@@ -53,15 +59,48 @@ def other_devices(job: JobFolder, ranks: int) -> str:
 def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
     """Write a safetensors file with the parameters of all layers, each layer from the highest rank that has it.
 
-    Replicas in a pipeline have equal parameters; pipelines that update asynchronously may have different ones.
+    Replicas in a pipeline have equal parameters; pipelines that update asynchronously may have different ones. The
+    files are copied piece by piece, since the parameters together may be larger than the memory of the launcher.
     """
-    # Loads torch, which paced runs do not need.
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    merged = {}
+    found: dict[str, _Tensor] = {}
     # Ranks that were lost, and not replaced, have no file.
     for rank in filter(lambda rank: job.of_rank("parameters", rank).exists(), range(ranks)):
-        with safe_open(job.of_rank("parameters", rank), framework="pt") as file:
-            merged.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    save_file(merged, target)
+        found.update(_tensors(job.of_rank("parameters", rank)))
+    header, end = {}, 0
+    for name, tensor in sorted(found.items()):
+        header[name] = {**tensor.description, "data_offsets": [end, end + tensor.size_bytes]}
+        end += tensor.size_bytes
+    text = json.dumps(header).encode()
+    # The format asks for data that begin at a multiple of 8 bytes.
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with target.open("wb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for _, tensor in sorted(found.items()):
+            with tensor.path.open("rb") as source:
+                source.seek(tensor.start)
+                for left in range(tensor.size_bytes, 0, -_PIECE_BYTES):
+                    file.write(source.read(min(left, _PIECE_BYTES)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor in a safetensors file: its type and shape as the header has them, and the place of its data."""
+
+    path: Path
+    description: dict[str, Any]
+    start: int
+    size_bytes: int
+
+
+def _tensors(path: Path) -> dict[str, _Tensor]:
+    """Return the tensors of a safetensors file by name; its header is read only."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            description = {"dtype": entry["dtype"], "shape": entry["shape"]}
+            found[name] = _Tensor(path, description, _LENGTH_BYTES + length + start, end - start)
+    return found

@@ -140,9 +140,10 @@ def _place(code: Code | None) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if not source.is_dir():
+    files = weight_files(source)
+    if files == [source]:
         shutil.copy(source, target)
         return
     target.mkdir()
-    for file in weight_files(source):
+    for file in files:
         shutil.copy(file, target)

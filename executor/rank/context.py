@@ -167,8 +167,9 @@ def build_context(
     state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     first = first_state(run, scenario, compute, state)
     if run.first_step:
-        for layer in layers_of(config.plan, config.device):
-            compute.put_layer_state(one_layer(scenario, layer), first.row(layer))
+        own = sorted(layers_of(config.plan, config.device))
+        for layer, row in zip(own, first.rows(own), strict=True):
+            compute.put_layer_state(one_layer(scenario, layer), row)
     backups = (
         StateBackups(config.device, run.backup_every, scenario, compute, clock, first) if config.recovers else None
     )

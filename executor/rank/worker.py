@@ -43,6 +43,7 @@ from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
+from planner.adapt.copies import layers_of
 from planner.events.event import to_table
 from planner.scenario.scenario import HuggingFaceCode
 from planner.systems.user_code import without_exit
@@ -228,10 +229,11 @@ class Rank:
         scenario = self._config.scenario
         code, training = scenario.code, scenario.training
         assert code is not None, "the launcher has checked this"
+        own = layers_of(self._config.plan, self._config.device)
 
         def load() -> tuple[LoadedModel, Facts]:
             self._check_device()
-            model = load_with_sizes(code, training.seed, training.precision, training.data)
+            model = load_with_sizes(code, training.seed, training.precision, training.data, own)
             return model, model_facts(model.sizes, scenario.model) | data_facts(training.data)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value

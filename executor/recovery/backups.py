@@ -7,7 +7,7 @@ time; if links are slow, further copies are skipped.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -19,7 +19,7 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.job import RunConfig
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.real_compute import Compute
+from executor.training.real_compute import Compute, RealCompute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import backup_tag
@@ -40,18 +40,21 @@ class FirstState:
     """The state of layers before a run's first step, as initialised or from a checkpoint.
 
     Attributes:
-        row: Returns the state of a layer that this rank has not trained: a one-dimensional uint8 tensor.
+        rows: Yields the states of layers that this rank has not trained, each a one-dimensional uint8 tensor.
     """
 
     step: int
-    row: Callable[[int], torch.Tensor]
+    rows: Callable[[Sequence[int]], Iterator[torch.Tensor]]
 
 
 def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
     """Return the state before the run's first step; raise `InputError` if the checkpoint with this state is damaged."""
+    if not isinstance(compute, RealCompute):
+        return FirstState(0, lambda layers: map(compute.layer_state, (one_layer(scenario, each) for each in layers)))
     if not run.first_step:
-        return FirstState(0, lambda layer: compute.layer_state(one_layer(scenario, layer)))
-    return FirstState(run.first_step, CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).row)
+        return FirstState(0, compute.first_states)
+    found = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model)
+    return FirstState(run.first_step, lambda layers: map(found.row, layers))
 
 
 class StateBackups:
@@ -170,22 +173,25 @@ class StateBackups:
 
     def state(self, step: int, move: LayerTransfer) -> torch.Tensor:
         """Return the state of the layers of ``move`` before ``step``: a one-dimensional uint8 tensor."""
-        return torch.cat([self._state_of(step, layer) for layer in move.layers])
+        return torch.cat(list(self._states(step, move.layers)))
 
     def restore(self, step: int, plan: Plan) -> None:
         """Restore this rank's layers under ``plan`` from its own copies before ``step``, as far as it has them."""
         there = self.copies().get(step, frozenset())
-        for layer in sorted(layers_of(plan, self._device) & there):
-            self._compute.put_layer_state(one_layer(self._scenario, layer), self._state_of(step, layer))
+        layers = sorted(layers_of(plan, self._device) & there)
+        for layer, state in zip(layers, self._states(step, layers), strict=True):
+            self._compute.put_layer_state(one_layer(self._scenario, layer), state)
 
-    def _state_of(self, step: int, layer: int) -> torch.Tensor:
+    def _states(self, step: int, layers: Sequence[int]) -> Iterator[torch.Tensor]:
         with self._lock:
-            copy = self._copies.get(step, {}).get(layer)
-        if copy is None:
-            assert step == self._source.step, (step, layer)
-            assert layer in self._untouched, layer
-            return self._source.row(layer)
-        return copy
+            copies = self._copies.get(step, {})
+            found = {layer: copies[layer] for layer in layers if layer in copies}
+        missing = [layer for layer in layers if layer not in found]
+        assert not missing or step == self._source.step, (step, missing)
+        assert self._untouched.issuperset(missing), missing
+        first = self._source.rows(missing) if missing else iter(())
+        for layer in layers:
+            yield found[layer] if layer in found else next(first)
 
     def _sent(
         self, rows: EventRecorder, step: int, move: LayerTransfer, size_bytes: int, start_s: float, end_s: float

@@ -1,18 +1,16 @@
 """Exports trained weights of a model of transformers, in the files and with the names that transformers reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
 
-from executor.recovery.checkpoints import Checkpoint, CheckpointFolder
-from executor.training.flat_state import LayerState, model_state
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.training.flat_state import model_state, named_state
 from executor.training.models.loading import load_model
-from executor.training.optimizer import UpdateRule
 from planner.scenario.scenario import HuggingFaceCode, Scenario
 from traces.common.errors import InputError
 
@@ -42,21 +40,15 @@ def checkpoint_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[s
         InputError: No checkpoint is complete, or the newest is of another model.
     """
     code = _code(scenario)
-    layers = load_model(code, scenario.training.seed).layers
-    state = model_state(layers, scenario.training.optimizer.name)
-    found = CheckpointFolder(folder).newest(state, lambda _: None)
-    return found.step, _parameters(found, layers, scenario)
-
-
-def _parameters(found: Checkpoint, layers: Sequence[nn.Module], scenario: Scenario) -> dict[str, torch.Tensor]:
-    rule = UpdateRule([each for layer in layers for each in layer.parameters()], scenario.training)
+    with torch.device("meta"):
+        layers = load_model(code, scenario.training.seed).layers
+    optimizer = scenario.training.optimizer.name
+    found = CheckpointFolder(folder).newest(model_state(layers, optimizer), lambda _: None)
+    parameters: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(layers):
-        LayerState([layer], rule).unpack(found.row(index))
-    return {
-        f"{index}.{name}": parameter.detach()
-        for index, layer in enumerate(layers)
-        for name, parameter in layer.named_parameters()
-    }
+        state = named_state(layer, optimizer, found.row(index))
+        parameters |= {f"{index}.{name}": state[name] for name, _ in layer.named_parameters()}
+    return found.step, parameters
 
 
 def export_model(scenario: Scenario, parameters: Mapping[str, torch.Tensor], folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.data.order import Batch
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
 from executor.training.flat_state import FlatParameters, LayerState, TiedCopies
-from executor.training.models.loading import LoadedModel, SampleShape
+from executor.training.models.loading import LoadedModel, SampleShape, is_empty
 from executor.training.models.precision import shared_copies
 from executor.training.models.trainable import TensorParallelModel, TiedModel
 from executor.training.optimizer import UpdateRule, layers_squared_norm
@@ -95,8 +95,11 @@ class RealCompute:
         self.set_plan(plan, program)
 
     def set_plan(self, plan: Plan, program: DeviceProgram | None) -> None:
-        """Replace the stages by those of another plan; layers that this rank trains already keep their state."""
-        self._stages, self._layers = {}, {}
+        """Replace the stages by those of another plan; layers that this rank trains already keep their state.
+
+        The state of other layers must follow by `put_layer_state`, except at the start.
+        """
+        former, self._stages, self._layers = self._layers, {}, {}
         if program is not None:
             self._pipeline = program.pipeline
             for index, stage in enumerate(plan.pipelines[program.pipeline].stages):
@@ -106,6 +109,9 @@ class RealCompute:
         before, self._rule = self._rule, UpdateRule(parameters, self._training)
         self._rule.adopt(before)
         self._tied = {}
+        if self._loaded.rebuild is not None:
+            for index in former.keys() - self._layers.keys():
+                former[index].to("meta")
         model = self._loaded.model
         for index, name in model.tied if isinstance(model, TiedModel) else ():
             if index in self._layers:
@@ -115,6 +121,8 @@ class RealCompute:
     def _add_stage(self, stage: Stage) -> _Stage:
         model, sizes = self._loaded.model, self._loaded.sizes
         layers = {index: model.layers[index] for index in stage.layers}
+        for layer in filter(is_empty, layers.values()):
+            layer.to_empty(device=CPU)
         if self._group is not None:
             assert isinstance(model, TensorParallelModel), "the launcher has checked this"
             for index, layer in layers.items():
@@ -135,6 +143,12 @@ class RealCompute:
     def layer_state(self, move: LayerTransfer) -> torch.Tensor:
         """Return a copy of the state of the layers of ``move``: a one-dimensional uint8 tensor on the CPU."""
         return self._state(move).pack()
+
+    def first_states(self, layers: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Yield the state before the first step of each of some layers that this rank has not trained."""
+        for layer in self._loaded.first_layers(layers):
+            # The rank's own rule would keep the optimizer's state for these layers.
+            yield LayerState([layer], UpdateRule(list(layer.parameters()), self._training)).pack()
 
     def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Replace the state of the layers of ``move``."""

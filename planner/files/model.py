@@ -185,8 +185,8 @@ class ModelEntry:
         roofline: Files of ``ropebridge profile kind``, with the measured rates of one kind each; the roofline of other
             kinds uses their datasheet.
         code: The file with the model's code, for runs with real compute; a ``huggingface`` model needs none.
-        weights: A safetensors file, or a folder of such files, with the first weights of a ``huggingface`` model;
-            random weights if absent.
+        weights: A safetensors file, a folder of such files, or the index of several, with the first weights of a
+            ``huggingface`` model; random weights if absent.
     """
 
     name: Name
@@ -306,7 +306,7 @@ def _huggingface_code(entry: ModelEntry, part: Part) -> HuggingFaceCode | None:
         raise InputError(
             f"there are no weights '{entry.weights}'",
             where=part.where("weights"),
-            valid=f"{weights} must be a safetensors file, or a folder of such files",
+            valid=f"{weights} must be a safetensors file, a folder of such files, or their index",
         )
     return HuggingFaceCode(source, read_config(source), entry.tokens, weights)
 

@@ -1,5 +1,6 @@
 """A scenario: the cluster, the model, its training, effects on devices and links, and faults."""
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from planner.scenario.effects import Effects
 from planner.scenario.faults import Fault
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import Training
+from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
 
@@ -39,8 +41,8 @@ class HuggingFaceCode:
         source: The ``config.json``, for error messages; ranks read ``config`` instead.
         config: The content of the ``config.json``.
         tokens: Number of tokens in a sample; of patches and the class token for a model of images.
-        path: A safetensors file, or a folder of such files, with the first weights; None for random ones, which follow
-            the training's seed.
+        path: A safetensors file, or a folder or an index of such files, with the first weights; None for random ones,
+            which follow the training's seed.
     """
 
     source: Path
@@ -49,9 +51,34 @@ class HuggingFaceCode:
     path: Path | None = None
 
 
+# Name of the index beside weights that are split into several files, as transformers writes it.
+WEIGHT_INDEX = "model.safetensors.index.json"
+
+
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder, or the one file that ``path`` is."""
+    """Return the files of weights of a folder or of an index; otherwise the one file that ``path`` is.
+
+    A folder with an index `WEIGHT_INDEX` has the files that the index names; one without has all its safetensors files.
+
+    Raises:
+        InputError: The index cannot be read, or names files that are not in its folder.
+    """
+    index = path / WEIGHT_INDEX if path.is_dir() else path
+    if index.name.endswith(".index.json") and index.is_file():
+        return _indexed_files(index)
     return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    valid = f"an index as transformers writes it, '{WEIGHT_INDEX}': {{\"weight_map\": {{WEIGHT: FILE}}}}"
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"the index cannot be read: {error!r}", where=str(index), valid=valid) from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (index.parent / name).is_file():
+            raise InputError(f"the index names the file {name!r}, which is not beside it", str(index), valid)
+    return [index.parent / name for name in sorted(names)]
 
 
 # What can be trained. Each host needs a copy of the file or folder ``path``, if there is one.

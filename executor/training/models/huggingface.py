@@ -1,24 +1,25 @@
 """Builds the layers of a model of transformers from its configuration, with random or given weights."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
 
+from executor.training.models.first_weights import DeferredWeights, load_weights
 from executor.training.models.gpt2 import Gpt2Block, PositionedEmbedding
 from executor.training.models.random_samples import RandomImages, RandomTokens
 from executor.training.models.trainable import ShardedScores
 from executor.training.models.transformers_layers import DecoderBlock, LanguageHead, Layer, TokenEmbedding
 from executor.training.models.vision import vit_layers
-from planner.scenario.scenario import HuggingFaceCode, weight_files
+from planner.scenario.scenario import HuggingFaceCode
 from traces.common.errors import InputError, unknown_name
 
 # A sample of one token has no next token to predict.
@@ -29,7 +30,8 @@ class TransformersModel:
     """A model of transformers: its layers, and random samples as its data.
 
     Attributes:
-        layers: Embedding, blocks and head, with parameters of their own.
+        layers: Embedding, blocks and head, with parameters of their own; on torch's meta device those that were not
+            chosen when the model was built.
         tied: The copies of the table that embedding and head share, if they do.
     """
 
@@ -74,17 +76,49 @@ class LanguageModel(TransformersModel):
         return functional.cross_entropy(scores, following)
 
 
-def build_model(code: HuggingFaceCode, seed: int) -> TransformersModel:
+def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None = None) -> TransformersModel:
     """Return a model with the weights of a file, or random ones that follow ``seed`` as transformers draws them.
 
     On torch's meta device only names and shapes of the weights are read.
 
+    Args:
+        code: The configuration, and the path of the weights.
+        seed: Seed of random weights.
+        chosen: The layers that get memory and weights; None for all.
+
     Raises:
         InputError: The family cannot be trained, its configuration is wrong, or the weights are of another model.
     """
-    model = transformers_model(code, seed)
+    if torch.get_default_device().type == "meta":
+        model = transformers_model(code, seed)
+        if code.path is not None:
+            load_weights(model, code.path)
+        return _split(model, code)
+    if code.path is None and chosen is None:
+        return _split(transformers_model(code, seed), code)
+    with DeferredWeights(draws=code.path is None) as deferred:
+        model = transformers_model(code, seed)
+    deferred.fill(model, [model] if chosen is None else list(_submodules(model, code, chosen)))
     if code.path is not None:
         load_weights(model, code.path)
+    made = _split(model, code)
+    for index, layer in enumerate(made.layers):
+        if chosen is not None and index not in chosen:
+            layer.to("meta")
+    return made
+
+
+def _submodules(model: nn.Module, code: HuggingFaceCode, layers: Collection[int]) -> Iterator[nn.Module]:
+    """Yield the submodules of a model of transformers that some layers consist of."""
+    with torch.device("meta"):
+        split = _split(transformers_model(code, 0), code)
+    for index in layers:
+        layer = split.layers[index]
+        assert isinstance(layer, Layer)
+        yield from map(model.get_submodule, layer.origins.values())
+
+
+def _split(model: Any, code: HuggingFaceCode) -> TransformersModel:
     return _FAMILIES[code.config["model_type"]](model, code.tokens)
 
 
@@ -113,51 +147,6 @@ def save_model(code: HuggingFaceCode, weights: Mapping[str, torch.Tensor], folde
         model.save_pretrained(folder)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Replace all weights of a model of transformers by those of a safetensors file or a folder of such files.
-
-    Raises:
-        InputError: A file cannot be read, or the weights are not exactly those of the model.
-    """
-    files = weight_files(path)
-    if not files:
-        raise InputError("the folder has no weights", where=str(path), valid="a folder with *.safetensors")
-    own = model.state_dict(keep_vars=True)
-    missing = {id(value): name for name, value in own.items()}
-    for file in files:
-        for name in _load_file(file, own):
-            missing.pop(id(own[name]), None)
-    if missing:
-        raise InputError(
-            f"there are no weights for '{next(iter(missing.values()))}'",
-            where=str(path),
-            valid=f"weights of the model of the config.json; {len(missing)} are missing",
-        )
-
-
-def _load_file(file: Path, own: Mapping[str, torch.Tensor]) -> list[str]:
-    """Copy the tensors of a file into those of the model, unless these are on the meta device; return their names."""
-    try:
-        with safe_open(file, framework="pt") as opened:
-            names = list(opened.keys())
-            for name in names:
-                shape = list(opened.get_slice(name).get_shape())
-                target = own.get(name)
-                if target is None or list(target.shape) != shape:
-                    there = "is unknown" if target is None else f"has shape {list(target.shape)}"
-                    raise InputError(
-                        f"'{name}' has shape {shape}, and in the model of the config.json it {there}",
-                        where=str(file),
-                        valid="give the weights of this model",
-                    )
-                if not target.is_meta:
-                    with torch.no_grad():
-                        target.copy_(opened.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"the file cannot be read: {error}", str(file), "a safetensors file") from None
-    return names
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Return a context in which transformers prints errors only."""
@@ -173,7 +162,14 @@ def _llama(model: Any, tokens: int) -> TransformersModel:
     inner, config = model.model, model.config
     kinds = getattr(config, "layer_types", None) or [_usual_attention(config)] * len(inner.layers)
     blocks = [
-        DecoderBlock(block, config, f"model.layers.{index}", inner.rotary_emb, has_window=kind == "sliding_attention")
+        DecoderBlock(
+            block,
+            config,
+            f"model.layers.{index}",
+            # Layers share nothing, since they may be on different devices.
+            deepcopy(inner.rotary_emb),
+            has_window=kind == "sliding_attention",
+        )
         for index, (block, kind) in enumerate(zip(inner.layers, kinds, strict=True))
     ]
     return _language_model(

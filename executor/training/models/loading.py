@@ -1,9 +1,10 @@
 """Loads the user's model from its file, computes the sizes of its layers, and compares them with the profile."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -57,24 +58,43 @@ class LoadedModel:
 
     Attributes:
         workers: Number of processes in which a rank reads the data ahead; 0 if it reads the data itself.
+        rebuild: Builds the model anew with the given layers, while the others take no memory; None if every layer takes
+            memory all the time.
     """
 
     model: TrainableModel
     sizes: tuple[LayerSize, ...]
     data: SampleData
     workers: int = 0
+    rebuild: Callable[[Collection[int]], TrainableModel] | None = None
+
+    def first_layers(self, indices: Sequence[int]) -> list[nn.Module]:
+        """Return layers before the first step: new ones, or those of the model if all of them take memory anyway."""
+        layers = self.model.layers if self.rebuild is None else self.rebuild(indices).layers
+        return [layers[index] for index in indices]
 
 
-def load_model(code: Code, seed: int) -> TrainableModel:
+def is_empty(layer: nn.Module) -> bool:
+    """Return whether a layer has no memory for its parameters, since it is on torch's meta device."""
+    return any(parameter.is_meta for parameter in layer.parameters())
+
+
+def load_model(code: Code, seed: int, chosen: Collection[int] | None = None) -> TrainableModel:
     """Return the model of a configuration of transformers, or that the file's function ``build`` returns.
 
     Its parameters depend on the seed alone.
+
+    Args:
+        code: The model's file, or its configuration.
+        seed: Seed of the parameters.
+        chosen: The layers that are needed; None for all. A model of transformers has the others on torch's meta device,
+            without memory; ``build`` makes all layers.
 
     Raises:
         InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
     """
     if isinstance(code, HuggingFaceCode):
-        return _load_huggingface(code, seed)
+        return _load_huggingface(code, seed, chosen)
     build = load_build(code.path, "model", f"an object with {MEMBERS}", code.arguments)
     torch.manual_seed(seed)
     model: TrainableModel = build()
@@ -97,12 +117,12 @@ def load_transformers() -> None:
     import executor.training.models.huggingface  # noqa: F401 - loads transformers
 
 
-def _load_huggingface(code: HuggingFaceCode, seed: int) -> TrainableModel:
+def _load_huggingface(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None) -> TrainableModel:
     load_transformers()
     from executor.training.models.huggingface import build_model
 
     with user_code(code, "transformers cannot build the model"):
-        model: TrainableModel = build_model(code, seed)
+        model: TrainableModel = build_model(code, seed, chosen)
     return model
 
 
@@ -140,7 +160,13 @@ def load_for_checks(code: Code, seed: int, precision: str = "fp32", named: Train
     return _with_sizes(model, code, seed, precision, named)
 
 
-def load_with_sizes(code: Code, seed: int, precision: str = "fp32", named: TrainingData | None = None) -> LoadedModel:
+def load_with_sizes(
+    code: Code,
+    seed: int,
+    precision: str = "fp32",
+    named: TrainingData | None = None,
+    chosen: Collection[int] | None = None,
+) -> LoadedModel:
     """Return the model, its data, and the sizes of its layers, computed with a copy on torch's meta device.
 
     Args:
@@ -148,11 +174,12 @@ def load_with_sizes(code: Code, seed: int, precision: str = "fp32", named: Train
         seed: Seed of the initial parameters and of the order of the data.
         precision: One of `planner.scenario.training.PRECISIONS`; outputs between layers have its number format.
         named: The data that the scenario names; None for the model's own.
+        chosen: The layers that are needed; see `load_model`.
 
     Raises:
         InputError: The model cannot be built, or cannot be split between its layers, or the data cannot be read.
     """
-    return _with_sizes(load_model(code, seed), code, seed, precision, named)
+    return _with_sizes(load_model(code, seed, chosen), code, seed, precision, named)
 
 
 def _with_sizes(
@@ -188,7 +215,8 @@ def _with_sizes(
         output = SampleShape(tuple(outputs.shape[1:]), dtype)
         changes = entering._version > version
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=changes, tied_bytes=tied.get(index, 0)))
-    return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
+    rebuild = partial(load_model, code, seed) if isinstance(code, HuggingFaceCode) else None
+    return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers, rebuild)
 
 
 def _named_data(named: TrainingData, code: Code, seed: int) -> EndlessData:
