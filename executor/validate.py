@@ -195,7 +195,8 @@ def _check_recovery(plan: Plan) -> None:
     valid = "leave '--backup-every' out"
     if plan.synchronisation.method != "allreduce":
         raise _unsupported("recovery of pipelines that train without a barrier", "synchronisation.method", valid)
-    _check_whole_layers(plan, "recovery", valid)
+    if any(replica.partners for replica in plan.replicas):
+        raise _unsupported("recovery of tensor-parallel groups", "pipelines", valid)
 
 
 def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
@@ -205,13 +206,9 @@ def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
             where="--checkpoint",
             valid="leave the option out, or choose '--compute real'",
         )
-    _check_whole_layers(plan, "a checkpoint", "leave '--checkpoint' out")
-
-
-def _check_whole_layers(plan: Plan, what: str, valid: str) -> None:
-    """Raise `InputError` unless the state of every layer is complete on one device."""
-    if any(replica.partners for replica in plan.replicas):
-        raise _unsupported(f"{what} of tensor-parallel groups", "pipelines", valid)
+    if plan.synchronisation.method != "allreduce" and any(replica.partners for replica in plan.replicas):
+        what = "a checkpoint of tensor-parallel groups that train without a barrier"
+        raise _unsupported(what, "synchronisation.method", "leave '--checkpoint' out")
 
 
 def _check_effects(scenario: Scenario, compute: ComputeMode) -> None:

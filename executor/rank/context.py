@@ -146,6 +146,8 @@ def build_context(
     if model is not None and is_connected:
         group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))
     clock = RunClock()
+    # Before layers are sharded, so that checkpoints suit groups of all sizes.
+    state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     compute: Compute = PacedCompute(clock, scenario.effects.compute)
     if model is not None:
         kind = NoiseMeasuringCompute if training.measures_noise else RealCompute
@@ -164,7 +166,6 @@ def build_context(
         interval = run.checkpoint_every * training.global_batch
         model.data.keep_states(StateFolder(Path(run.checkpoints) / "data", interval))
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
-    state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     first = first_state(run, scenario, compute, state)
     if run.first_step:
         own = sorted(layers_of(config.plan, config.device))

@@ -54,7 +54,9 @@ def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tup
     if not run.first_step:
         return FirstState(0, compute.first_states)
     found = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model)
-    return FirstState(run.first_step, lambda layers: map(found.row, layers))
+    return FirstState(
+        run.first_step, lambda layers: (compute.packed_state(layer, found.tensors(layer)) for layer in layers)
+    )
 
 
 class StateBackups:

@@ -1,16 +1,18 @@
 """One device's part of a checkpoint: a file with the state of some layers before a step, protected by checksums.
 
 The format is safetensors. Tensors have the names ``LAYER.PARAMETER``, and ``LAYER.PARAMETER:NAME`` for what the
-optimizer keeps of a parameter (`executor.training.flat_state.named_state`), so that other programs can read them. A
-layer's *row* is the bytes of all its tensors. safetensors has no checksums, so the metadata contains a SHA-256 of each
-row, and one of the header itself.
+optimizer keeps of a parameter (`executor.training.flat_state.named_state`), so that other programs can read them. Each
+device of a tensor-parallel group has a file with its parts of the sharded tensors, and the first one also has the
+tensors that are not sharded. safetensors has no checksums, so the metadata contains a SHA-256 of the bytes of each
+layer, and one of the header itself.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,29 @@ from safetensors.torch import save
 from traces.common.atomic import write_bytes_atomically
 from traces.common.errors import InputError, RunError
 
-_VERSION = 3
+_VERSION = 4
 
 
 class DamagedError(Exception):
     """The content of a file does not match its checksums, or cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a device has of its layers: all, or as a member of a tensor-parallel group its parts of sharded tensors.
+
+    Attributes:
+        index: The device's place in the group; the first device's file also has the tensors that are not sharded.
+        count: Number of devices of the group.
+        dimensions: For each layer the dimension along which a tensor is sharded, by the tensor's name.
+    """
+
+    index: int = 0
+    count: int = 1
+    dimensions: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+
+WHOLE = Share()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +58,8 @@ class Header:
         samples_before: Samples of all steps before ``step``.
         model: For each layer a text with the names and shapes of its state and the optimizer
             (`executor.training.flat_state.model_state`): a run can resume only from a checkpoint with equal texts.
-        names: Names of the tensors of each layer, in the order of its row.
-        digests: SHA-256 of each row in hexadecimal, by layer.
+        names: Names of the tensors of each layer, in the order in which `digests` takes their bytes.
+        digests: SHA-256 of the bytes of each layer in hexadecimal, by layer.
     """
 
     step: int
@@ -48,19 +68,26 @@ class Header:
     model: tuple[str, ...]
     names: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
+    share: Share = WHOLE
 
 
-# The tensors of a layer's state by name, in the order of its row.
+# The tensors of a layer's state by name.
 LayerTensors = Mapping[str, torch.Tensor]
 
 
 def write_part(
-    path: Path, step: int, plan: str, samples_before: int, model: tuple[str, ...], layers: Mapping[int, LayerTensors]
+    path: Path,
+    step: int,
+    plan: str,
+    samples_before: int,
+    model: tuple[str, ...],
+    layers: Mapping[int, LayerTensors],
+    share: Share = WHOLE,
 ) -> None:
     """Write a part, a `Header` and the states of layers, atomically; raise `RunError` if it cannot be written."""
     names = {layer: tuple(tensors) for layer, tensors in sorted(layers.items())}
-    digests = {layer: _digest(_row(tensors.values())) for layer, tensors in sorted(layers.items())}
-    header = Header(step, plan, samples_before, model, names, digests)
+    digests = {layer: _digest(tensors.values()) for layer, tensors in sorted(layers.items())}
+    header = Header(step, plan, samples_before, model, names, digests, share)
     named = {f"{layer}.{name}": each for layer, tensors in layers.items() for name, each in tensors.items()}
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}
@@ -85,14 +112,44 @@ def read_header(path: Path) -> Header:
         return _header(file.metadata(), path)
 
 
-def read_row(path: Path, layer: int) -> torch.Tensor:
-    """Return a layer's state, a one-dimensional uint8 tensor; raise `DamagedError` if a checksum is wrong."""
+def files_by_layer(headers: Mapping[Path, Header]) -> dict[int, list[Path]]:
+    """Return, for each layer that some of the parts contain completely, their files in the order of the group."""
+    found: dict[tuple[int, int], dict[int, Path]] = defaultdict(dict)
+    for path, header in headers.items():
+        for layer in header.digests:
+            found[layer, header.share.count][header.share.index] = path
+    return {
+        layer: [files[index] for index in range(count)]
+        for (layer, count), files in found.items()
+        if len(files) == count
+    }
+
+
+def read_layer(files: Sequence[Path], layer: int) -> dict[str, torch.Tensor]:
+    """Return the tensors of a layer, whole, from the files of `files_by_layer`.
+
+    Raises:
+        DamagedError: A file cannot be read, or a checksum is wrong.
+    """
+    first, *others = [_read_tensors(path, layer) for path in files]
+    if not others:
+        return first
+    dimensions = read_header(files[0]).share.dimensions.get(layer, {})
+    return {
+        name: torch.cat([tensor, *(other[name] for other in others)], dimensions[name])
+        if name in dimensions
+        else tensor
+        for name, tensor in first.items()
+    }
+
+
+def _read_tensors(path: Path, layer: int) -> dict[str, torch.Tensor]:
     with _opened(path) as file:
         header = _header(file.metadata(), path)
-        row = _row([file.get_tensor(f"{layer}.{name}") for name in header.names[layer]])
-    if header.digests[layer] != _digest(row):
+        tensors = {name: file.get_tensor(f"{layer}.{name}") for name in header.names[layer]}
+    if header.digests[layer] != _digest(tensors.values()):
         raise DamagedError(f"{path}: the bytes of layer {layer} are not those that were written")
-    return row
+    return tensors
 
 
 @contextmanager
@@ -113,13 +170,13 @@ def _header(metadata: Mapping[str, str] | None, path: Path) -> Header:
         raise DamagedError(f"{path} was written by another version of ropebridge")
     digests = {int(layer): digest for layer, digest in data["digests"].items()}
     names = {int(layer): tuple(own) for layer, own in data["names"].items()}
-    return Header(data["step"], data["plan"], data["samples_before"], tuple(data["model"]), names, digests)
+    share = Share(**data["share"])
+    share = replace(share, dimensions={int(layer): own for layer, own in share.dimensions.items()})
+    return Header(data["step"], data["plan"], data["samples_before"], tuple(data["model"]), names, digests, share)
 
 
-def _row(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    parts = [each.reshape(-1).view(torch.uint8) for each in tensors]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
-
-
-def _digest(row: torch.Tensor) -> str:
-    return hashlib.sha256(row.contiguous().numpy().data).hexdigest()
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for each in tensors:
+        digest.update(each.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -11,17 +11,17 @@ from torch import nn
 from executor.core.job import RunConfig
 from executor.core.step_program import StepProgram
 from executor.recovery.backups import one_layer
-from executor.recovery.checkpoint_file import LayerTensors
+from executor.recovery.checkpoint_file import LayerTensors, Share
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.finite import check_state
-from executor.training.flat_state import named_state
+from executor.training.flat_state import named_state, sharded_dimensions
 from executor.training.real_compute import Compute
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
-# A step, the plan of the step before, the samples of all steps before, and this rank's layers.
-_Part = tuple[int, Plan, int, dict[int, LayerTensors]]
+# A step, the plan of the step before, the samples of all steps before, this rank's layers, and what it has of them.
+_Part = tuple[int, Plan, int, dict[int, LayerTensors], Share]
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Checkpointing:
     Args:
         run: The configuration of the job, with the folder and the interval of checkpoints.
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
-        layers: The layers of the whole model, of whose tensors the names and shapes are used.
+        layers: The layers of the whole model, of which the names and shapes of the tensors that a rank writes are used.
         failed: Called in the writing thread with the error if a file cannot be written, or the state is not finite.
     """
 
@@ -69,34 +69,41 @@ class Checkpointing:
         self._thread.join()
 
     def _copy(self, step: int, plan: Plan, samples_before: int) -> None:
-        layers = written_layers(plan, self._device)
+        layers, group = written_layers(plan, self._device)
         if not layers:
             return
         self._written.acquire()
         rule = self._scenario.training.optimizer.name
+        dimensions = {layer: sharded_dimensions(self._layers[layer], rule) for layer in layers}
+        share = Share(group.index(self._device), len(group), dimensions)
         tensors: dict[int, LayerTensors] = {}
         for layer in layers:
             row = self._compute.layer_state(one_layer(self._scenario, layer))
-            tensors[layer] = named_state(self._layers[layer], rule, row)
-        self._parts.put((step, plan, samples_before, tensors))
+            named = named_state(self._layers[layer], rule, row)
+            tensors[layer] = {
+                name: each for name, each in named.items() if not share.index or name in dimensions[layer]
+            }
+        self._parts.put((step, plan, samples_before, tensors, share))
 
     def _write(self) -> None:
         try:
             while (part := self._parts.get()) is not None:
-                step, plan, samples, layers = part
+                step, plan, samples, layers, share = part
                 if not self._run.allows_nan:
                     buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
                     check_state(layers, buffers, step)
-                self._folder.write(self._device, step, plan_json(plan), samples, self._model, layers)
-                if 0 in layers:
+                self._folder.write(self._device, step, plan_json(plan), samples, self._model, layers, share)
+                if 0 in layers and share.index == 0:
                     self._folder.drop_old(self._run.first_step, step)
                 self._written.release()
         except Exception as error:
             self._failed(error)
 
 
-def written_layers(plan: Plan, device: str) -> list[int]:
-    """Return the layers whose state a device writes: each layer is written by the first device that trains it."""
-    return [
-        layer for stage in plan.pipelines[0].stages if stage.replicas[0].devices[0] == device for layer in stage.layers
-    ]
+def written_layers(plan: Plan, device: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return the layers whose state a device writes, and the devices that hold them together, itself among them.
+
+    Each layer is written by the first device that trains it, or by all devices of the first tensor-parallel group.
+    """
+    stages = [stage for stage in plan.pipelines[0].stages if device in stage.replicas[0].devices]
+    return [layer for stage in stages for layer in stage.layers], stages[0].replicas[0].devices if stages else ()

@@ -2,9 +2,11 @@
 
 A checkpoint is complete when its files together contain every layer and match their checksums
 (executor/recovery/checkpoint_file.py). So no marker of completion is needed, and incomplete checkpoints are skipped.
+An index beside the files of a complete checkpoint names the file of each tensor, for other programs.
 """
 
 import fcntl
+import json
 import shutil
 import socket
 import time
@@ -13,24 +15,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 from urllib.parse import quote
 
 import torch
 
 from executor.core.timeouts import timeouts
 from executor.recovery.checkpoint_file import (
+    WHOLE,
     DamagedError,
     Header,
     LayerTensors,
+    Share,
+    files_by_layer,
     read_header,
-    read_row,
+    read_layer,
     write_part,
 )
 from executor.training.flat_state import model_state
 from executor.training.models.loading import check_model
 from planner.files.plan import parse_plan
 from planner.plan.plan import Plan
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import WEIGHT_INDEX, Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
@@ -48,17 +54,20 @@ class Checkpoint:
     Attributes:
         step: The first step after the checkpoint.
         plan: The plan of the step before, as JSON.
-        files: The file of each layer, in the order of the layers.
+        files: The files of each layer, in the order of the layers: one, or one of each device of a group.
     """
 
     step: int
     plan: str
-    files: Sequence[Path]
+    files: Sequence[Sequence[Path]]
 
-    def row(self, layer: int) -> torch.Tensor:
-        """Return a layer's state, a one-dimensional uint8 tensor; raise `InputError` if its file is damaged."""
+    def tensors(self, layer: int) -> dict[str, torch.Tensor]:
+        """Return the tensors of a layer's state, unsharded; raise `InputError` if a file of them is damaged.
+
+        Their names are those of `executor.training.flat_state.named_state`.
+        """
         with _damaged_since():
-            return read_row(self.files[layer], layer)
+            return read_layer(self.files[layer], layer)
 
 
 class CheckpointFolder:
@@ -81,10 +90,22 @@ class CheckpointFolder:
         samples_before: int,
         model: tuple[str, ...],
         layers: Mapping[int, LayerTensors],
+        share: Share = WHOLE,
     ) -> None:
-        """Write a device's part of a checkpoint; see `write_part`."""
+        """Write a device's part of a checkpoint, see `write_part`, and with the last part the index."""
         place = self._place(step) / f"{quote(device, safe='')}.safetensors"
-        write_part(place, step, plan, samples_before, model, layers)
+        write_part(place, step, plan, samples_before, model, layers, share)
+        # Of devices that write at the same time, the last one finds the files of all.
+        with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            headers = self._headers(step)
+            files = files_by_layer(headers)
+            if files.keys() == set(range(len(model))):
+                text = json.dumps(_index(headers, files), indent=1)
+                write_text_atomically(self._place(step) / WEIGHT_INDEX, text + "\n")
+
+    def _headers(self, step: int) -> dict[Path, Header]:
+        return {path: read_header(path) for path in self.parts(step)}
 
     def parts(self, step: int) -> list[Path]:
         """Return the files of a step's checkpoint, sorted by name."""
@@ -122,8 +143,8 @@ class CheckpointFolder:
         for step in reversed(self.steps):
             try:
                 found = self._found(step, model)
-                for layer, path in enumerate(found.files):
-                    read_row(path, layer)
+                for layer, files in enumerate(found.files):
+                    read_layer(files, layer)
                 return found
             except DamagedError as error:
                 tell(f"the checkpoint of step {step} is not used: {error}")
@@ -137,9 +158,9 @@ class CheckpointFolder:
         """Return the step of the newest checkpoint with a file for each layer; None if there is none."""
         for step in reversed(self.steps):
             with suppress(DamagedError):
-                headers = list(map(read_header, self.parts(step)))
-                layers = {layer for header in headers for layer in header.digests}
-                if headers and layers == set(range(len(headers[0].model))):
+                headers = self._headers(step)
+                models = [header.model for header in headers.values()]
+                if models and files_by_layer(headers).keys() == set(range(len(models[0]))):
                     return step
         return None
 
@@ -201,17 +222,33 @@ class CheckpointFolder:
         return self.path / f"step-{step:08d}"
 
     def _found(self, step: int, model: tuple[str, ...]) -> Checkpoint:
-        files: dict[int, Path] = {}
-        header: Header | None = None
-        for path in self.parts(step):
-            header = read_header(path)
+        headers = self._headers(step)
+        for path, header in headers.items():
             if header.model != model:
                 raise _another_model(path, header.model, model)
-            files |= dict.fromkeys(header.digests, path)
+        files = files_by_layer(headers)
         missing = sorted(set(range(len(model))) - set(files))
-        if header is None or missing:
+        if not headers or missing:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
-        return Checkpoint(step, header.plan, [files[layer] for layer in range(len(model))])
+        plan = next(reversed(headers.values())).plan
+        return Checkpoint(step, plan, [files[layer] for layer in range(len(model))])
+
+
+def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:
+    """Return the content of the index: the file of each tensor or, of sharded ones, the files and the dimension."""
+    whole, sharded = {}, {}
+    for layer, (first, *others) in sorted(files.items()):
+        header = headers[first]
+        dimensions = header.share.dimensions.get(layer, {})
+        for name in header.names[layer]:
+            if name in dimensions:
+                parts = [path.name for path in (first, *others)]
+                sharded[f"{layer}.{name}"] = {"dimension": dimensions[name], "files": parts}
+            else:
+                whole[f"{layer}.{name}"] = first.name
+    header = next(iter(headers.values()))
+    index = {"metadata": {"step": header.step, "samples": header.samples_before}, "weight_map": whole}
+    return index | ({"sharded": sharded} if sharded else {})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from executor.recovery.checkpoints import CheckpointFolder
-from executor.training.flat_state import model_state, named_state
+from executor.training.flat_state import model_state
 from executor.training.models.loading import load_model
 from planner.scenario.scenario import HuggingFaceCode, Scenario
 from traces.common.errors import InputError
@@ -46,7 +46,7 @@ def checkpoint_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[s
     found = CheckpointFolder(folder).newest(model_state(layers, optimizer), lambda _: None)
     parameters: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(layers):
-        state = named_state(layer, optimizer, found.row(index))
+        state = found.tensors(index)
         parameters |= {f"{index}.{name}": state[name] for name, _ in layer.named_parameters()}
     return found.step, parameters
 

@@ -1,11 +1,12 @@
 """Conversion of layers' parameters, gradients and states to one-dimensional tensors for sums, messages, files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from executor.training.optimizer import ARRAYS, COUNTERS, UpdateRule
+from executor.training.tensor_parallel import Group, parameter_parts
 
 
 class FlatParameters:
@@ -162,15 +163,10 @@ class LayerState:
 def named_state(layer: nn.Module, optimizer: str, state: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the tensors of a state that `LayerState.pack` has returned, in its order.
 
-    A parameter and a buffer have their names in the layer; what the optimizer keeps for a parameter has the parameter's
-    name and its own, as in ``weight:exp_avg``.
+    A parameter and a buffer have their names in the unsharded layer; what the optimizer keeps for a parameter has the
+    parameter's name and its own, as in ``weight:exp_avg``. Tensors of sharded layers are this device's parts.
     """
-    shapes: dict[str, torch.Tensor] = {}
-    counter = torch.zeros((), dtype=torch.float32)
-    for name, parameter in layer.named_parameters():
-        shapes |= {name: parameter, **{f"{name}:{array}": parameter for array in ARRAYS[optimizer]}}
-        shapes |= {f"{name}:{each}": counter for each in COUNTERS[optimizer]}
-    shapes |= dict(layer.named_buffers())
+    shapes = _tensors_like_state(layer, optimizer)
     parts = state.split_with_sizes([each.nbytes for each in shapes.values()])
     # A part may not be aligned to the element size, as `view` requires; its copy is.
     return {
@@ -179,8 +175,46 @@ def named_state(layer: nn.Module, optimizer: str, state: torch.Tensor) -> dict[s
     }
 
 
+def sharded_dimensions(layer: nn.Module, optimizer: str) -> dict[str, int]:
+    """Return the names of `named_state` whose tensors are sharded, with the dimension."""
+    return {
+        name: part.dimension
+        for part in parameter_parts(layer)
+        if part.dimension is not None
+        for name in (part.name, *(f"{part.name}:{array}" for array in ARRAYS[optimizer]))
+    }
+
+
+def packed_state(
+    layer: nn.Module, optimizer: str, tensors: Mapping[str, torch.Tensor], group: Group | None
+) -> torch.Tensor:
+    """Return a state that `LayerState.unpack` can load into a layer, from unsharded tensors.
+
+    ``tensors`` have the names of `named_state`. Of a layer that is sharded over ``group`` this device's part is packed.
+    """
+    dimensions = sharded_dimensions(layer, optimizer)
+    parts = []
+    for name in _tensors_like_state(layer, optimizer):
+        tensor = tensors[name]
+        if name in dimensions:
+            assert group is not None, "only a group shards layers"
+            tensor = group.shard(tensor, dimensions[name])
+        parts.append(tensor.contiguous().reshape(-1).view(torch.uint8))
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
+
+
+def _tensors_like_state(layer: nn.Module, optimizer: str) -> dict[str, torch.Tensor]:
+    """Return tensors with the names of `named_state`, and with the shapes and types of the state's tensors."""
+    like: dict[str, torch.Tensor] = {}
+    counter = torch.zeros((), dtype=torch.float32)
+    for part in parameter_parts(layer):
+        like |= {part.name: part.parameter, **{f"{part.name}:{array}": part.parameter for array in ARRAYS[optimizer]}}
+        like |= {f"{part.name}:{each}": counter for each in COUNTERS[optimizer]}
+    return like | dict(layer.named_buffers())
+
+
 def model_state(layers: Iterable[nn.Module], optimizer: str) -> tuple[str, ...]:
-    """Return a text for each layer with the names and shapes of its state and the optimizer.
+    """Return a text for each layer, none of them sharded, with the names and shapes of its state and the optimizer.
 
     A layer can load the state of another layer if their texts are equal.
     """

@@ -15,7 +15,7 @@ from executor.training.compute import GradientParts, PacedCompute, Performed
 from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.data.order import Batch
 from executor.training.device import CPU, from_payloads, seed_random, synchronize, to_payload
-from executor.training.flat_state import FlatParameters, LayerState, TiedCopies
+from executor.training.flat_state import FlatParameters, LayerState, TiedCopies, packed_state
 from executor.training.models.loading import LoadedModel, SampleShape, is_empty
 from executor.training.models.precision import shared_copies
 from executor.training.models.trainable import TensorParallelModel, TiedModel
@@ -149,6 +149,10 @@ class RealCompute:
         for layer in self._loaded.first_layers(layers):
             # The rank's own rule would keep the optimizer's state for these layers.
             yield LayerState([layer], UpdateRule(list(layer.parameters()), self._training)).pack()
+
+    def packed_state(self, layer: int, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the state of a layer for `put_layer_state`, from unsharded tensors with the names of `named_state`."""
+        return packed_state(self._loaded.model.layers[layer], self._training.optimizer.name, tensors, self._group)
 
     def put_layer_state(self, move: LayerTransfer, state: torch.Tensor) -> None:
         """Replace the state of the layers of ``move``."""

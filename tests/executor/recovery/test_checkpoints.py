@@ -1,16 +1,20 @@
 """Checkpoints as files: what is damaged, half-written, or of somebody else is never taken for the state of a model."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
-from executor.recovery.checkpoint_file import DamagedError, read_header, read_row
+from executor.recovery.checkpoint_file import DamagedError, Share, read_header, read_layer
 from executor.recovery.checkpoints import CheckpointFolder
+from planner.scenario.scenario import WEIGHT_INDEX
 from traces.common.errors import InputError, RunError
 
 MODEL = ("weight [3] by sgd", "weight [2] by sgd", "no parameters by sgd")
@@ -24,6 +28,11 @@ ROWS = {
 def _halves(row: torch.Tensor) -> dict[str, torch.Tensor]:
     """A layer's state in tensors of which the names are not in alphabetical order."""
     return {"weight": row[:4].clone().view(torch.float32), "bias:step": row[4:].clone()}
+
+
+def row_of(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The bytes of a layer's tensors one after the other."""
+    return torch.cat([torch.zeros(0, dtype=torch.uint8), *(each.view(torch.uint8) for each in tensors.values())])
 
 
 def write_whole(folder: CheckpointFolder, step: int) -> None:
@@ -42,7 +51,7 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     assert (found.step, found.plan) == (10, "plan of 10")
     assert told == ["the checkpoint of step 15 is not used: incomplete: layers 1, 2 are missing"]
     for layer, row in ROWS.items():
-        assert torch.equal(found.row(layer), row + 10)
+        assert torch.equal(row_of(found.tensors(layer)), row + 10)
 
 
 @given(data=st.data())
@@ -61,7 +70,7 @@ def test_whatever_happens_to_a_file_it_is_read_as_it_was_written_or_not_at_all(
     path.write_bytes(content)
     try:
         header = read_header(path)
-        rows = {layer: read_row(path, layer) for layer in (1, 2)}
+        rows = {layer: row_of(read_layer([path], layer)) for layer in (1, 2)}
     except DamagedError:
         return
     assert (header.step, header.plan, header.model) == (5, "plan of 5", MODEL)
@@ -156,3 +165,94 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000005").write_text("a file where a folder should be")
     with pytest.raises(RunError, match=r"checkpoint .*/edge.safetensors: .*earlier checkpoints are complete"):
         CheckpointFolder(tmp_path).write("edge", 5, "plan", 40, MODEL, {0: {"weight": ROWS[0]}})
+
+
+# --- parts of tensor-parallel groups, and the index -------------------------------------------------------------
+
+LAYERS = {
+    0: {"table": torch.arange(48.0).view(12, 4), "table:step": torch.tensor(3.0)},
+    1: {"a.weight": torch.arange(48.0, 96.0).view(4, 12), "a.bias": torch.ones(12), "norm": torch.zeros(4)},
+}
+DIMENSIONS = {0: {"table": 0}, 1: {"a.weight": 1, "a.bias": 0}}
+SHAPES = tuple(f"{list(tensors)} by sgd" for tensors in LAYERS.values())
+
+
+def write_group(folder: CheckpointFolder, step: int, layers: Mapping[int, Mapping], devices: list[str]) -> None:
+    """As the devices of a group do: each its parts, and the first one what is not sharded."""
+    for index, device in enumerate(devices):
+        share = Share(index, len(devices), {layer: DIMENSIONS[layer] for layer in layers} if len(devices) > 1 else {})
+        own = {}
+        for layer, tensors in layers.items():
+            cut = share.dimensions.get(layer, {})
+            own[layer] = {
+                name: each.chunk(len(devices), cut[name])[index].clone() if name in cut else each
+                for name, each in tensors.items()
+                if not index or name in cut
+            }
+        folder.write(device, step, "plan", 8, SHAPES, own, share)
+
+
+def read_by_index(step: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, by another program that knows only safetensors and the index."""
+    index = json.loads((step / WEIGHT_INDEX).read_text())
+
+    def tensor(file: str, name: str) -> torch.Tensor:
+        with safe_open(step / file, framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    found = {name: tensor(file, name) for name, file in index["weight_map"].items()}
+    for name, parts in index.get("sharded", {}).items():
+        found[name] = torch.cat([tensor(file, name) for file in parts["files"]], parts["dimension"])
+    return found
+
+
+@given(degrees=st.tuples(*[st.sampled_from([1, 2, 4])] * 2), one_group=st.booleans())
+def test_parts_of_groups_are_read_as_whole_tensors(
+    degrees: tuple[int, int], one_group: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = CheckpointFolder(tmp_path_factory.mktemp("checkpoints"))
+    names = [[f"{layer}-{index}" for index in range(degree)] for layer, degree in enumerate(degrees)]
+    if one_group:
+        write_group(folder, 5, LAYERS, names[0])
+    else:
+        for layer, devices in enumerate(names):
+            assert not (folder.path / "step-00000005" / WEIGHT_INDEX).exists()
+            write_group(folder, 5, {layer: LAYERS[layer]}, devices)
+    assert folder.newest_step() == 5
+    found = folder.newest(SHAPES, pytest.fail)
+    by_index = read_by_index(folder.path / "step-00000005")
+    assert len(by_index) == sum(map(len, LAYERS.values()))
+    for layer, tensors in LAYERS.items():
+        read = found.tensors(layer)
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(read[name], tensor)
+            assert torch.equal(by_index[f"{layer}.{name}"], tensor)
+    # Each number is written once.
+    parts = {path: read_header(path) for path in folder.parts(5)}
+    written = 0
+    for path in parts:
+        with safe_open(path, framework="pt") as file:
+            written += sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    assert written == sum(each.numel() for tensors in LAYERS.values() for each in tensors.values())
+
+
+def test_a_group_without_one_of_its_devices_is_incomplete(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write_group(folder, 5, LAYERS, ["a", "b"])
+    write_group(folder, 10, LAYERS, ["a", "b"])
+    (tmp_path / "step-00000010" / "b.safetensors").unlink()
+    told: list[str] = []
+    assert folder.newest(SHAPES, told.append).step == 5
+    assert told == ["the checkpoint of step 10 is not used: incomplete: layers 0, 1 are missing"]
+    assert folder.newest_step() == 5
+
+
+def test_parts_of_another_plan_do_not_mix(tmp_path: Path) -> None:
+    """A run that went back to an earlier step may write the same step with other groups."""
+    folder = CheckpointFolder(tmp_path)
+    write_group(folder, 5, LAYERS, ["a", "b", "c", "d"])
+    (tmp_path / "step-00000005" / "c.safetensors").unlink()
+    write_group(folder, 5, LAYERS, ["a", "b"])
+    found = folder.newest(SHAPES, pytest.fail)
+    assert torch.equal(found.tensors(0)["table"], LAYERS[0]["table"])

@@ -16,6 +16,7 @@ from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
+from tests.executor.training.test_tensor_parallel import grouped_plan, on_one_host
 from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 from tests.helpers.processes.training import (
@@ -29,6 +30,7 @@ from tests.helpers.processes.training import (
 from traces.common.errors import InputError
 
 STEPS, EVERY = 12, 3
+FOUR_HEADS = replace(GPT, arguments={**GPT.arguments, "heads": 4})
 
 
 def other_plan(scenario: Scenario) -> Plan:
@@ -62,6 +64,40 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     assert_trained(record, target, replace(expected, losses=expected.losses[8:]))
     with pytest.raises(InputError, match="the run has done 12 steps"):
         resumption(folder, scenario, STEPS, print)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        pytest.param((2, 1, 2), id="2-1-2"),
+        pytest.param((1, 2, 4), id="1-2-4", marks=pytest.mark.slow),
+        pytest.param((4, 2, 1), id="4-2-1", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("stages", [(6,), (2, 4)], ids=["one-stage", "two-stages"])
+def test_groups_go_on_with_another_number_of_devices(
+    degrees: tuple[int, ...], stages: tuple[int, ...], tmp_path: Path
+) -> None:
+    # AdamW would make large what the order of sums changes; its state is tested by itself.
+    scenario = on_one_host(FOUR_HEADS, 8, (2, 4))
+    folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
+    losses: list[float] = []
+    plans: list[Plan] = []
+    for index, degree in enumerate(degrees):
+        # The first stage keeps its number of devices.
+        groups = [(layers, [(degree if layers == stages[-1] else 2, 1.0)]) for layers in stages]
+        plan, first, end = grouped_plan(scenario, groups, (6, 6)), 2 * index, 2 * index + 2
+        if index:
+            step, known = resumption(folder, scenario, STEPS, print)
+            assert (step, known) == (first, plans[-1])
+        backend = TorchBackend("real", parameters=target, checkpoints=CheckpointConfig(folder, EVERY, first))
+        losses += backend.run(scenario, plan, None, end).losses
+        plans.append(plan)
+    expected = train_in_one_process(scenario, 6)
+    assert losses == pytest.approx(expected.losses, rel=1e-6)
+    trained = load_file(target)
+    assert trained.keys() == expected.parameters.keys()
+    assert all((trained[name] - value).abs().max() <= 1e-6 for name, value in expected.parameters.items())
 
 
 @pytest.mark.slow

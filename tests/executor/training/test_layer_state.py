@@ -1,13 +1,15 @@
 """The state of a layer, packed here and unpacked there, makes both go on alike."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from executor.training.flat_state import LayerState, named_state
+from executor.training.flat_state import LayerState, named_state, packed_state, sharded_dimensions
 from executor.training.optimizer import UpdateRule
+from executor.training.tensor_parallel import shard_layer
 from planner.scenario.training import Optimizer, Training
 
 RULES = ["sgd", "momentum", "adamw"]
@@ -90,3 +92,75 @@ def test_a_packed_state_has_the_tensors_of_its_layer_by_name(name: str, kept: li
             expected |= dict(zip(names, [parameter.detach(), *rule.state(parameter)], strict=True))
         assert found.keys() == expected.keys()
         assert all(torch.equal(each, expected[own]) for own, each in found.items())
+
+
+@dataclass
+class Member:
+    """Stands in for a device of a group, whose other devices do nothing."""
+
+    degree: int
+    place: int
+
+    def shard(self, full: torch.Tensor, dimension: int) -> torch.Tensor:
+        return full.chunk(self.degree, dimension)[self.place]
+
+    def enter(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def total(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+
+def block() -> nn.Module:
+    torch.manual_seed(1)
+    made = nn.Sequential(nn.Embedding(12, 8), nn.LayerNorm(8), nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8))
+    made.register_buffer("mask", torch.arange(5.0))
+    return made
+
+
+LAYOUT = {"0": "vocabulary", "2": "column", "4": "row"}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_parts_of_a_group_are_those_of_the_unsharded_state(name: str, before: int, after: int) -> None:
+    """Parts are gathered by name, and packed for a group of another size, with all that the optimizer keeps."""
+
+    def member(degree: int, place: int) -> tuple[nn.Module, UpdateRule, Member | None]:
+        layer, group = block(), Member(degree, place) if degree > 1 else None
+        if group is not None:
+            shard_layer(layer, LAYOUT, group)
+        return layer, rule_of([layer], name), group
+
+    whole, rule, _ = member(1, 0)
+    for step in range(3):
+        rule.clear_gradients()
+        whole(torch.arange(step, step + 6)).square().sum().backward()
+        rule.update(0.05, None)
+    state = named_state(whole, name, LayerState([whole], rule).pack())
+    gathered: dict[str, list[torch.Tensor]] = {}
+    for place in range(before):
+        layer, own, group = member(before, place)
+        LayerState([layer], own).unpack(packed_state(layer, name, state, group))
+        parts = named_state(layer, name, LayerState([layer], own).pack())
+        dimensions = sharded_dimensions(layer, name)
+        assert set(dimensions) <= set(parts)
+        for tensor, part in parts.items():
+            if not place or tensor in dimensions:
+                gathered.setdefault(tensor, []).append(part)
+    merged = {
+        tensor: torch.cat(parts, dimensions[tensor]) if tensor in dimensions else parts[0]
+        for tensor, parts in gathered.items()
+    }
+    assert merged.keys() == state.keys()
+    assert all(torch.equal(merged[tensor], value) for tensor, value in state.items())
+    for place in range(after):
+        layer, own, group = member(after, place)
+        packed = packed_state(layer, name, merged, group)
+        assert len(packed) == LayerState([layer], own).size_bytes
+        LayerState([layer], own).unpack(packed)
+        for tensor, part in named_state(layer, name, LayerState([layer], own).pack()).items():
+            dimension = sharded_dimensions(layer, name).get(tensor)
+            expected = state[tensor] if dimension is None else state[tensor].chunk(after, dimension)[place]
+            assert torch.equal(part, expected), tensor

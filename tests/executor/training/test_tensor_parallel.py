@@ -54,7 +54,7 @@ def on_one_host(code: ModelCode, devices: int, degrees: Collection[int] = (2,)) 
     placed = tuple(replace(device, host="host") for device in cluster.devices)
 
     def shard(degree: int) -> ModelProfile:
-        sizes = gpt_shard_bytes(scenario, degree) if code is GPT else [0] * len(scenario.model.layers)
+        sizes = gpt_shard_bytes(scenario, degree) if code.path == GPT.path else [0] * len(scenario.model.layers)
         layers = zip(scenario.model.layers, sizes, strict=True)
         return ModelProfile("shard", tuple(replace(layer, parameter_bytes=size) for layer, size in layers))
 
