@@ -5,6 +5,7 @@ from typing import Any
 
 from planner.cost.parameter_memory import parameter_memory
 from planner.explain.loads import PipelineLoads, pipeline_loads
+from planner.explain.measured_rates import RatesUse, rates_used
 from planner.explain.sensitivity import sensitivity_of
 from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
 from planner.plan.plan import Plan
@@ -30,6 +31,7 @@ class Explanation:
         precision: The scenario's precision, one of `planner.scenario.training.PRECISIONS`.
         bytes_per_parameter: Bytes that a device holds for each parameter: it, its gradient, optimizer state and copies.
         bytes_source: What these bytes are, and where the numbers are from.
+        rates: The measured tables of device kinds from which times of the plan are estimated.
         robust: Throughput that the plan reaches in most windows of the links' traces; None if not evaluated.
     """
 
@@ -43,6 +45,7 @@ class Explanation:
     precision: str
     bytes_per_parameter: float
     bytes_source: str
+    rates: tuple[RatesUse, ...] = ()
     robust: RobustRate | None = None
 
     def document(self) -> dict[str, Any]:
@@ -56,6 +59,7 @@ class Explanation:
             f"precision {self.precision}: {self.bytes_per_parameter:g} bytes a parameter with its training state "
             f"({self.bytes_source}), {number_bytes} bytes a number in activations and messages"
         ]
+        lines += map(str, self.rates)
         lines += [line for loads in self.pipelines for line in _pipeline_lines(loads)]
         if self.unused_devices:
             lines.append(f"unused devices: {', '.join(self.unused_devices)}")
@@ -88,6 +92,7 @@ def explain(plan: Plan, scenario: Scenario, quantile: float | None = None) -> Ex
         scenario.training.precision,
         held.total_bytes,
         str(held),
+        rates_used(plan, scenario),
         None if quantile is None else robust_rate(plan, scenario, quantile),
     )
 

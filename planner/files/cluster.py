@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import chain, permutations
 from pathlib import Path
 from typing import Annotated
@@ -347,7 +347,7 @@ def read_kind_table(path: Path) -> KindTable:
 def read_kind_tables(
     paths: Sequence[tuple[Path, str]], kinds: Sequence[str], precision: str, where: str
 ) -> Mapping[str, KindTable]:
-    """Return the tables of a model by kind.
+    """Return the tables of a model by kind; their source begins with the name of the file.
 
     Args:
         paths: The files, each with the place that names it.
@@ -373,7 +373,7 @@ def read_kind_tables(
             )
         if table.kind in tables:
             raise InputError(f"there are two tables of the kind '{table.kind}'", place, "give one for each kind")
-        tables[table.kind] = table
+        tables[table.kind] = replace(table, source=f"{path.name}: {table.source}")
     if tables and not set(tables) & set(kinds):
         raise InputError(
             f"no device of the cluster is of a kind that has a table: {', '.join(tables)}",

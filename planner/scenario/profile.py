@@ -37,6 +37,25 @@ class ComputeTimes:
 NO_TIME = ComputeTimes(0.0, 0.0, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """The measured table of a device kind (`planner.scenario.kind_table`) from which a layer's times were estimated.
+
+    Attributes:
+        source: The file of the table, and how it was measured.
+        least_samples: The smallest microbatch with which the sizes of all matrix products of the layer were measured.
+        most_samples: The largest such microbatch, smaller than ``least_samples`` if there is none; None for any.
+    """
+
+    source: str
+    least_samples: int = 1
+    most_samples: int | None = None
+
+    def cover(self, samples: int) -> bool:
+        """Return whether the sizes of the layer's products with a microbatch of ``samples`` are among the measured."""
+        return self.least_samples <= samples and (self.most_samples is None or samples <= self.most_samples)
+
+
 @dataclass(frozen=True)
 class TimeTable:
     """Times of one layer on one device kind, measured or modelled at some sample counts.
@@ -49,12 +68,14 @@ class TimeTable:
         forward_s: Seconds of the forward, one per row.
         backward_input_s: Seconds of the input gradient, one per row.
         backward_weight_s: Seconds of the weight gradient, one per row.
+        rates: Where the times are from, if they were estimated from a measured table of the kind; otherwise None.
     """
 
     samples: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
+    rates: MeasuredRates | None = None
 
     def __post_init__(self) -> None:
         columns = (self.forward_s, self.backward_input_s, self.backward_weight_s)

@@ -34,13 +34,14 @@ inner x rows x outer. Operations outside the products are shared among them. The
 parameters, which the products read. A layer's weight gradient is that of its products alone, if it has any.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.kind_table import KindTable, MatrixProduct
-from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, ModelProfile, TimeTable
+from planner.scenario.profile import NO_SUMS, GroupSums, LayerProfile, MeasuredRates, ModelProfile, TimeTable
 from planner.scenario.sharding import Sharding
 from planner.scenario.training import FLOAT32_BYTES, PRECISIONS, Precision
 from traces.common.errors import InputError, find_by_name
@@ -241,8 +242,37 @@ def _time_table(work: LayerWork, kind: DeviceKind, formats: Precision, table: Ki
         SAMPLE_COUNTS,
         forward_s=column(work.forward_flop, _forward),
         backward_input_s=gradient(work.backward_input_flop, _input_gradient),
-        backward_weight_s=gradient(work.backward_weight_flop if work.parameter_bytes else 0.0, _weight_gradient),
+        backward_weight_s=gradient(_weight_flop(work), _weight_gradient),
+        rates=_measured_rates(work, table),
     )
+
+
+def _weight_flop(work: LayerWork) -> float | None:
+    return work.backward_weight_flop if work.parameter_bytes else 0.0
+
+
+def _measured_rates(work: LayerWork, table: KindTable | None) -> MeasuredRates | None:
+    """Return the table that gives a layer's times, and the microbatches whose products have measured sizes."""
+    if table is None or (work.forward_flop and not work.products):
+        return None
+    passes = (
+        (work.forward_flop, _forward),
+        (work.backward_input_flop, _input_gradient),
+        (_weight_flop(work), _weight_gradient),
+    )
+    least, most = 1, math.inf
+    for each in work.products:
+        for flop, shape in passes:
+            sizes = zip(
+                (table.rows, table.inner, table.outer), shape(each, each.rows), shape(each, 2 * each.rows), strict=True
+            )
+            for measured, of_one, of_two in sizes if flop != 0 else ():
+                if of_two > of_one:
+                    least = max(least, math.ceil(measured[0] / of_one))
+                    most = min(most, measured[-1] // of_one)
+                elif not measured[0] <= of_one <= measured[-1]:
+                    most = 0
+    return MeasuredRates(table.source, least, None if most == math.inf else int(most))
 
 
 def _measured_s(

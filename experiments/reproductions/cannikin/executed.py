@@ -96,7 +96,7 @@ def digits_scenario(setting: Setting, seed: int) -> Scenario:
 
     def table(sample_s: float) -> TimeTable:
         part_s = tuple((FIXED_S + samples * sample_s) / parts for samples in (1, LARGEST_BATCH))
-        return TimeTable((1, LARGEST_BATCH), *(part_s,) * _PASSES)
+        return TimeTable((1, LARGEST_BATCH), part_s, part_s, part_s)
 
     times = {kind: table(sample_s) for kind, sample_s in SAMPLE_S.items()}
     layers = tuple(

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 from executor.profiling.kind_rates import grid_for
 from planner.files.cluster import read_kind_table
 from planner.files.scenario import read_scenario
-from planner.scenario.profile import ModelProfile
+from planner.scenario.datasheet import DeviceKind
+from planner.scenario.kind_table import KindTable, MatrixProduct
+from planner.scenario.profile import MeasuredRates, ModelProfile
+from planner.scenario.roofline import LayerWork, roofline_layer
 from tests.helpers.processes.command import ropebridge
 
 CONFIG = {
@@ -90,6 +93,79 @@ def test_a_measured_table_is_used_by_plans_and_simulations(folder: Path) -> None
     assert planned.returncode == 0, planned.stderr
     simulated = ropebridge("simulate", "scenario.yaml", "--plan", "plan.json", "--steps", "2", cwd=folder)
     assert simulated.returncode == 0, simulated.stderr
+
+
+def test_an_explanation_names_the_table_and_the_layers_outside_its_sizes(folder: Path) -> None:
+    def explained(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        (folder / "box.yaml").write_text(yaml.safe_dump(table))
+        command = ["plan", "scenario.yaml", "--strategy", "megatron", "--explain"]
+        said, as_json = ropebridge(*command, cwd=folder), ropebridge(*command, "--json", cwd=folder)
+        assert (said.returncode, as_json.returncode) == (0, 0)
+        (line,) = (line for line in said.stdout.splitlines() if line.startswith("rates of"))
+        (rates,) = json.loads(as_json.stdout)["explanation"]["rates"]
+        return line, rates
+
+    line, rates = explained(TABLE)
+    # Of the measured products none is wider than 64 numbers inside, as the second matrix of each MLP is; the embedding
+    # has no product.
+    assert line == (
+        "rates of box, layers 0 to 5: measured, box.yaml: made up; "
+        "outside the measured sizes, at the nearest rates: layers 1 to 5"
+    )
+    assert rates == {
+        "kind": "box",
+        "source": "box.yaml: made up",
+        "layers": [0, 1, 2, 3, 4, 5],
+        "outside": [1, 2, 3, 4, 5],
+    }
+    sizes = [1, 100_000]
+    square = [["1 GFLOP/s", "1 GFLOP/s"]] * 2
+    line, rates = explained({**TABLE, "rows": sizes, "inner": sizes, "outer": sizes, "rates": [square] * 2})
+    assert line.endswith("layers 0 to 5: measured, box.yaml: made up; all products have measured sizes")
+    assert rates["outside"] == []
+
+
+_SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True).map(sorted).map(tuple)
+
+
+@given(
+    axes=st.tuples(_SIZES, _SIZES, _SIZES),
+    shapes=st.lists(st.tuples(*[st.integers(1, 64)] * 3), min_size=1, max_size=3),
+    has_input_gradient=st.booleans(),
+    parameter_bytes=st.sampled_from([0, 8]),
+)
+def test_microbatches_within_the_measured_sizes(
+    axes: tuple[tuple[int, ...], ...],
+    shapes: list[tuple[int, int, int]],
+    has_input_gradient: bool,
+    parameter_bytes: int,
+) -> None:
+    """By definition: all products of all passes lie between the first and the last measured size of each axis."""
+    rates = (((1.0,) * len(axes[2]),) * len(axes[1]),) * len(axes[0])
+    table = KindTable("box", "CPU", "fp32", *axes, rates, 1e-6, 1e9, "made up")
+    products = tuple(MatrixProduct(*shape) for shape in shapes)
+    flop = sum(each.flop for each in products)
+    gradient = None if has_input_gradient else 0.0
+    work = LayerWork("layer", flop, parameter_bytes, 4, 4, backward_input_flop=gradient, products=products)
+    kind = DeviceKind("box", {"fp32": 1e12}, 2**30, 1e9, "made up")
+    found = roofline_layer(work, [kind], "fp32", {"box": table}).times["box"].rates
+    assert found is not None
+    for samples in range(1, 70):
+        used = []
+        for rows, inner, outer in ((samples * rows, inner, outer) for rows, inner, outer in shapes):
+            used.append((rows, inner, outer))
+            used += [(rows, outer, inner)] if has_input_gradient else []
+            used += [(inner, rows, outer)] if parameter_bytes else []
+        inside = all(axis[0] <= size <= axis[-1] for each in used for axis, size in zip(axes, each, strict=True))
+        assert found.cover(samples) == inside
+
+
+def test_layers_with_operations_but_no_products_use_no_table() -> None:
+    table = KindTable("box", "CPU", "fp32", (1,), (1,), (1,), (((1.0,),),), 1e-6, 1e9, "made up")
+    kind = DeviceKind("box", {"fp32": 1e12}, 2**30, 1e9, "made up")
+    for flop, expected in ((10.0, None), (0.0, MeasuredRates("made up"))):
+        layer = roofline_layer(LayerWork("layer", flop, 4, 4, 4), [kind], "fp32", {"box": table})
+        assert layer.times["box"].rates == expected
 
 
 @pytest.mark.slow
