@@ -28,6 +28,7 @@ from tests.helpers.scenarios.huggingface import (
     huggingface_scenario,
     original_names,
     train_transformers,
+    transformers_alone,
 )
 from traces.common.errors import InputError
 
@@ -40,9 +41,9 @@ RULE = Optimizer("momentum", learning_rate=0.5)
 SINGLE, PAIR = [(1, 1.0)], [(2, 1.0)]
 
 
-def train(scenario: Scenario, plan: Plan, folder: Path) -> Trained:
+def train(scenario: Scenario, plan: Plan, folder: Path, steps: int = STEPS) -> Trained:
     target = folder / "parameters.safetensors"
-    record = TorchBackend("real", parameters=target, on_this_device=True).run(scenario, plan, None, STEPS)
+    record = TorchBackend("real", parameters=target, on_this_device=True).run(scenario, plan, None, steps)
     return Trained(list(record.losses), original_names(scenario, load_file(target)))
 
 
@@ -64,10 +65,14 @@ def assert_equal(trained: Trained, expected: Trained) -> None:
         pytest.param(GPT2, [(2, SINGLE), (4, SINGLE)], id="gpt2-pipeline"),
         pytest.param(GPT2, [(6, PAIR)], id="gpt2-tensor", marks=pytest.mark.slow),
         pytest.param(GPT2, [(3, PAIR), (3, PAIR)], id="gpt2-both", marks=pytest.mark.slow),
+        pytest.param(MISTRAL, [(2, SINGLE), (4, SINGLE)], id="mistral-pipeline", marks=pytest.mark.slow),
         pytest.param(MISTRAL, [(3, PAIR), (3, PAIR)], id="mistral-both", marks=pytest.mark.slow),
+        pytest.param(QWEN2, [(2, SINGLE), (4, SINGLE)], id="qwen2-pipeline", marks=pytest.mark.slow),
         pytest.param(QWEN2, [(3, PAIR), (3, PAIR)], id="qwen2-both", marks=pytest.mark.slow),
         # Tables that two devices cannot divide stay whole.
         pytest.param({**GPT2, "vocab_size": 63}, [(6, PAIR)], id="gpt2-odd-vocabulary", marks=pytest.mark.slow),
+        pytest.param(VIT, [(2, SINGLE), (4, SINGLE)], id="vit-pipeline", marks=pytest.mark.slow),
+        pytest.param(VIT, [(6, PAIR)], id="vit-tensor", marks=pytest.mark.slow),
         pytest.param(VIT, [(2, SINGLE), (4, PAIR)], id="vit-both", marks=pytest.mark.slow),
         pytest.param(QWEN3, [(2, SINGLE), (2, SINGLE), (2, SINGLE)], id="qwen3-pipeline", marks=pytest.mark.slow),
         pytest.param(QWEN3, [(3, PAIR), (3, PAIR)], id="qwen3-both", marks=pytest.mark.slow),
@@ -78,6 +83,37 @@ def test_stages_and_groups(config: Mapping[str, Any], stages: list, tmp_path: Pa
     scenario = huggingface_scenario(tmp_path, config, ranks, RULE)
     plan = grouped_plan(scenario, stages, (5, 4, 3))
     assert_equal(train(scenario, plan, tmp_path), train_transformers(scenario, config, STEPS))
+
+
+@pytest.mark.parametrize(
+    ("config", "stages"),
+    [
+        pytest.param(LLAMA, [(6, SINGLE)], id="llama-1", marks=pytest.mark.slow),
+        pytest.param(LLAMA, [(3, SINGLE), (3, SINGLE)], id="llama-pipeline", marks=pytest.mark.slow),
+        pytest.param(LLAMA, [(6, PAIR)], id="llama-tensor", marks=pytest.mark.slow),
+        pytest.param(LLAMA, [(3, PAIR), (3, PAIR)], id="llama-both", marks=pytest.mark.slow),
+        pytest.param(GPT2, [(6, SINGLE)], id="gpt2-1", marks=pytest.mark.slow),
+        pytest.param(GPT2, [(3, SINGLE), (3, SINGLE)], id="gpt2-pipeline", marks=pytest.mark.slow),
+        pytest.param(GPT2, [(6, PAIR)], id="gpt2-tensor", marks=pytest.mark.slow),
+        pytest.param(GPT2, [(3, PAIR), (3, PAIR)], id="gpt2-both"),
+        pytest.param(GPT2, [(6, [(4, 1.0)])], id="gpt2-tensor-of-4", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients(config: Mapping[str, Any], stages: list, tmp_path: Path) -> None:
+    """A step of plain gradient descent at rate 1 subtracts the gradient."""
+    ranks = sum(degree for _, replicas in stages for degree, _ in replicas)
+    scenario = huggingface_scenario(tmp_path, config, ranks, Optimizer("sgd", learning_rate=1.0))
+    trained = train(scenario, grouped_plan(scenario, stages, (5, 4, 3)), tmp_path, steps=1)
+    model = transformers_alone(config, scenario.training.seed)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train_transformers(scenario, config, 1, model)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+    assert gradients.keys() == trained.parameters.keys()
+    for name, gradient in gradients.items():
+        assert gradient is not None
+        assert gradient.abs().max() > 100 * TOLERANCE
+        found = before[name] - trained.parameters[name]
+        torch.testing.assert_close(found, gradient, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
