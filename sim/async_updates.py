@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
+from planner.plan.outer_step import FragmentExchanges
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 
@@ -27,7 +28,8 @@ class UpdateMessage(Message):
 class AsyncUpdates:
     """Updates that pipelines exchange during a run, and the steps that wait for them.
 
-    The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change.
+    The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change. With
+    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step.
 
     Args:
         edges: Every pair of devices between which updates are sent; the same in all epochs.
@@ -36,8 +38,12 @@ class AsyncUpdates:
 
     def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, steps: int) -> None:
         self.edges = edges
-        self._exchanges = Exchanges(synchronisation.interval_steps, 0, steps)
-        self._bound = synchronisation.staleness_bound
+        self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
+        self._exchanges: list[Exchanges | FragmentExchanges] = [self._all_at_once for _ in edges]
+        if synchronisation.has_outer_step:
+            how = (synchronisation.interval_steps, synchronisation.outer)
+            self._exchanges = [FragmentExchanges.of(*how, edge.fragment) for edge in edges]
+        self._bound = _bound(synchronisation)
         self._actors: Sequence[str] = ()
         self._sender: list[int] = []
         self._receiver: list[int] = []
@@ -64,10 +70,10 @@ class AsyncUpdates:
         self._sender = [number[edge.sender] for edge in self.edges]
         self._receiver = [number[edge.receiver] for edge in self.edges]
         self._free_s = list(self._departed_s)
-        self._bound = synchronisation.staleness_bound
-        sent = self._exchanges.before(step)
-        self._exchanges.change(step, synchronisation.interval_steps)
-        if self._exchanges.before(step) == sent:
+        self._bound = _bound(synchronisation)
+        sent = self._all_at_once.before(step)
+        self._all_at_once.change(step, synchronisation.interval_steps)
+        if synchronisation.has_outer_step or self._all_at_once.before(step) == sent:
             return []
         return [self._message(number, step - 1, ready_at_s(edge.sender)) for number, edge in enumerate(self.edges)]
 
@@ -91,9 +97,11 @@ class AsyncUpdates:
         ended_s = self._ended_s[self._actors[actor]]
         ended_s.append(now_s)
         step = len(ended_s) - 1
-        if not self._exchanges.follows(step):
-            return []
-        return [self._message(number, step, now_s) for number, sender in enumerate(self._sender) if sender == actor]
+        return [
+            self._message(number, step, now_s)
+            for number, sender in enumerate(self._sender)
+            if sender == actor and self._exchanges[number].follows(step)
+        ]
 
     def _message(self, number: int, step: int, ready_s: float) -> UpdateMessage:
         # Updates of an edge leave one after the other, also those before and after a change of devices.
@@ -126,10 +134,10 @@ class AsyncUpdates:
         """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
         if self._bound is None:
             return 0.0
-        exchanges = self._exchanges.before(step - self._bound)
         latest_s = 0.0
         for edge, receiver in enumerate(self._receiver):
-            if receiver == actor and exchanges:
+            exchanges = self._exchanges[edge].before(step - self._bound) if receiver == actor else 0
+            if exchanges:
                 if len(self._arrivals_s[edge]) < exchanges:
                     return None
                 latest_s = max(latest_s, self._arrivals_s[edge][exchanges - 1])
@@ -137,16 +145,28 @@ class AsyncUpdates:
 
     def _event(self, number: int, exchange: int) -> Event:
         edge = self.edges[number]
+        exchanges = self._exchanges[number]
         arrived_s = self._arrivals_s[number][exchange]
-        begun_s = self._begun_s[edge.sender][self._exchanges.steps_of(exchange)]
-        known = self._known_steps(edge.receiver, edge.sender, begun_s)
+        begun_s = self._begun_s[edge.sender][exchanges.steps_of(exchange)]
+        known = exchanges.steps_of(self._arrived(edge, begun_s))
         staleness = bisect_right(self._ended_s[edge.receiver], arrived_s) - known
-        step = self._exchanges.last_step(exchange)
+        step = exchanges.last_step(exchange)
         place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
         return Event(EventKind.UPDATE, *place, "", arrived_s, arrived_s, edge.size_bytes, staleness)
 
-    def _known_steps(self, sender: str, receiver: str, now_s: float) -> int:
-        """Return the number of steps of ``sender`` whose updates had reached ``receiver`` for all shared layers."""
-        edges = zip(self.edges, self._arrivals_s, strict=True)
-        found = [arrivals_s for edge, arrivals_s in edges if (edge.sender, edge.receiver) == (sender, receiver)]
-        return self._exchanges.steps_of(min((bisect_right(arrivals_s, now_s) for arrivals_s in found), default=0))
+    def _arrived(self, edge: UpdateEdge, now_s: float) -> int:
+        """Return how many exchanges the sender of ``edge`` had received from its receiver, for all layers they share.
+
+        With fragments, only updates of the same fragment count.
+        """
+        found = [
+            bisect_right(arrivals_s, now_s)
+            for other, arrivals_s in zip(self.edges, self._arrivals_s, strict=True)
+            if (other.sender, other.receiver, other.fragment) == (edge.receiver, edge.sender, edge.fragment)
+        ]
+        return min(found, default=0)
+
+
+def _bound(synchronisation: Synchronisation) -> int | None:
+    """Return how many steps after the step that an update follows a pipeline waits for it; None if it never does."""
+    return synchronisation.outer.overlap_steps if synchronisation.has_outer_step else synchronisation.staleness_bound

@@ -2,7 +2,7 @@
 
 import gc
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from executor.core.job import JobFolder, RunConfig
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
 from executor.recovery.backups import StateBackups, first_state, one_layer
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoint_writer import Checkpointing
 from executor.training.compute import PacedCompute
 from executor.training.data.datasets import StreamedSamples
@@ -103,6 +104,7 @@ class RankContext:
         samples: The line-buffered file of the process's resources at the end of each step.
         backups: Copies of the state in memory; None if the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None if the run writes no checkpoints.
+        outer: The state of the outer steps of this rank's layers, from the checkpoint from which the run resumes.
         loss_steps: Numbers of the steps of which this rank has computed a part of the loss.
         losses: This rank's parts of the losses of ``loss_steps``.
     """
@@ -115,6 +117,7 @@ class RankContext:
     samples: TextIO
     backups: StateBackups | None
     checkpoints: Checkpointing | None
+    outer: Mapping[int, LayerTensors]
     loss_steps: "array[int]"
     losses: "array[float]"
 
@@ -166,11 +169,15 @@ def build_context(
         interval = run.checkpoint_every * training.global_batch
         model.data.keep_states(StateFolder(Path(run.checkpoints) / "data", interval))
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
-    first = first_state(run, scenario, compute, state)
+    program = config.program(config.plan)
+    first = first_state(run, scenario, compute, state, 0 if program is None else program.pipeline)
+    outer: dict[int, LayerTensors] = {}
     if run.first_step:
         own = sorted(layers_of(config.plan, config.device))
         for layer, row in zip(own, first.rows(own), strict=True):
             compute.put_layer_state(one_layer(scenario, layer), row)
+            if found := first.outer(layer):
+                outer[layer] = found
     backups = (
         StateBackups(config.device, run.backup_every, scenario, compute, clock, first) if config.recovers else None
     )
@@ -180,8 +187,8 @@ def build_context(
         checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up)
     file = EventWriter(config.folder.of_rank("events", config.rank))
     samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
-    # Compile the first plan before the run starts; the result is cached.
-    config.program(config.plan)
     # Exclude the present objects, which stay until the end, from garbage collections: each then takes a millisecond.
     gc.freeze()
-    return RankContext(compute, clock, shaper, group, file, samples, backups, checkpoints, array("q"), array("d"))
+    return RankContext(
+        compute, clock, shaper, group, file, samples, backups, checkpoints, outer, array("q"), array("d")
+    )

@@ -1,7 +1,7 @@
 """One rank's training in a session: a set of ranks connected until one is lost, others join, or the run ends."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,10 +15,12 @@ from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
 from executor.rank.telemetry import write_sample
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
+from executor.runtime.outer_updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.transport import Transport
 from planner.cost.synchronisation import update_edges
@@ -46,7 +48,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._transport: Transport | None = None
-        self._updates: PipelineUpdates | None = None
+        self._updates: PipelineUpdates | OuterUpdates | None = None
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
@@ -72,7 +74,8 @@ class Session:
             self._restore(transport)
             self._train(transport, groups)
             if context.checkpoints is not None:
-                context.checkpoints.finish(config.run.steps)
+                context.checkpoints.copy_last(config.run.steps, self._outer_states)
+                context.checkpoints.finish()
             transport.close()
             self._rows.flush()
             conclude()
@@ -237,7 +240,7 @@ class Session:
 
         def begin(step: StepProgram) -> None:
             if context.checkpoints is not None:
-                context.checkpoints.begin_step(step)
+                context.checkpoints.begin_step(step, self._outer_states)
             if context.backups is not None:
                 anew, durable = step.step == first, self._client.durable(step.step)
                 context.backups.begin_step(
@@ -260,26 +263,14 @@ class Session:
             context.loss_steps.append(step)
             context.losses.append(loss)
 
-        edges = update_edges(plan, config.scenario)
+        def end_run() -> None:
+            # A resumed run takes the outer steps that are still to come at their own time.
+            if context.checkpoints is not None and plan.synchronisation.has_outer_step:
+                context.checkpoints.copy_last(config.run.steps, self._outer_states)
+
         # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them.
-        if edges and self._updates is None:
-            self._updates = PipelineUpdates(
-                plan,
-                edges,
-                config.device,
-                Exchanges(
-                    plan.synchronisation.interval_steps,
-                    config.run.first_step,
-                    config.run.steps,
-                    config.run.checkpoint_every,
-                ),
-                transport,
-                context.compute,
-                config.scenario.model,
-                context.clock,
-                self._rows,
-                config.run.adapts,
-            )
+        if self._updates is None:
+            self._updates = self._make_updates(transport, plan)
         return Interpreter(
             config.scenario,
             transport,
@@ -293,7 +284,22 @@ class Session:
             config.run.adapts and config.leads(plan),
             begin,
             end,
+            end_run,
         )
+
+    def _make_updates(self, transport: Transport, plan: Plan) -> PipelineUpdates | OuterUpdates | None:
+        """Return the updates between the pipelines of a plan; None if gradients are synchronised by all-reduce."""
+        run, how = self._config.run, plan.synchronisation
+        edges = update_edges(plan, self._config.scenario)
+        common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
+        if how.has_outer_step:
+            device, outer = self._config.device, self._context.outer
+            return OuterUpdates(plan, edges, device, run.first_step, run.steps, *common, outer)
+        exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
+        return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None
+
+    def _outer_states(self, step: int) -> Mapping[int, LayerTensors]:
+        return self._updates.state(step) if isinstance(self._updates, OuterUpdates) else {}
 
     def _publish(self, step: int, part: dict[str, Any]) -> None:
         self._client.send("step", session=self._spec.number, step=step, part=part)

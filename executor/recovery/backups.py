@@ -18,6 +18,7 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.core.job import RunConfig
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.real_compute import Compute, RealCompute
 from executor.transport.receive import RecvHandle
@@ -41,22 +42,32 @@ class FirstState:
 
     Attributes:
         rows: Yields the states of layers that this rank has not trained, each a one-dimensional uint8 tensor.
+        outer: Returns the state of a layer's outer step; empty if there is none.
     """
 
     step: int
     rows: Callable[[Sequence[int]], Iterator[torch.Tensor]]
+    outer: Callable[[int], LayerTensors] = lambda layer: {}
 
 
-def first_state(run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...]) -> FirstState:
-    """Return the state before the run's first step; raise `InputError` if the checkpoint with this state is damaged."""
+def first_state(
+    run: RunConfig, scenario: Scenario, compute: Compute, model: tuple[str, ...], pipeline: int
+) -> FirstState:
+    """Return a pipeline's state before the run's first step.
+
+    Raises:
+        InputError: The checkpoint with this state is damaged.
+    """
     if not isinstance(compute, RealCompute):
         return FirstState(0, lambda layers: map(compute.layer_state, (one_layer(scenario, each) for each in layers)))
     if not run.first_step:
         return FirstState(0, compute.first_states)
-    found = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model)
-    return FirstState(
-        run.first_step, lambda layers: (compute.packed_state(layer, found.tensors(layer)) for layer in layers)
-    )
+    found = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).of_pipeline(pipeline)
+
+    def rows(layers: Sequence[int]) -> Iterator[torch.Tensor]:
+        return (compute.packed_state(layer, found.tensors(layer)) for layer in layers)
+
+    return FirstState(run.first_step, rows, found.outer)
 
 
 class StateBackups:

@@ -3,7 +3,8 @@
 The format is safetensors. Tensors have the names ``LAYER.PARAMETER``, and ``LAYER.PARAMETER:NAME`` for what the
 optimizer keeps of a parameter (`executor.training.flat_state.named_state`), so that other programs can read them. Each
 device of a tensor-parallel group has a file with its parts of the sharded tensors, and the first one also has the
-tensors that are not sharded. safetensors has no checksums, so the metadata contains a SHA-256 of the bytes of each
+tensors that are not sharded. Pipelines that meet in outer steps add ``LAYER.outer:NAME``
+(executor/runtime/outer_state.py). safetensors has no checksums, so the metadata contains a SHA-256 of the bytes of each
 layer, and one of the header itself.
 """
 
@@ -24,6 +25,9 @@ from traces.common.atomic import write_bytes_atomically
 from traces.common.errors import InputError, RunError
 
 _VERSION = 4
+
+# Prefix of the names of tensors that belong to the outer step.
+_OUTER = "outer:"
 
 
 class DamagedError(Exception):
@@ -60,6 +64,8 @@ class Header:
             (`executor.training.flat_state.model_state`): a run can resume only from a checkpoint with equal texts.
         names: Names of the tensors of each layer, in the order in which `digests` takes their bytes.
         digests: SHA-256 of the bytes of each layer in hexadecimal, by layer.
+        share: What the device has of its layers.
+        pipelines: Number of pipelines whose states are in checkpoints of their own; 1 if one state is that of all.
     """
 
     step: int
@@ -69,10 +75,22 @@ class Header:
     names: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
     share: Share = WHOLE
+    pipelines: int = 1
 
 
 # The tensors of a layer's state by name.
 LayerTensors = Mapping[str, torch.Tensor]
+
+
+def with_outer(state: LayerTensors, outer: LayerTensors) -> LayerTensors:
+    """Return the tensors of a layer's state, followed by those of the outer step."""
+    return {**state, **{f"{_OUTER}{name}": each for name, each in outer.items()}}
+
+
+def split_outer(state: LayerTensors) -> tuple[LayerTensors, LayerTensors]:
+    """Return the two arguments of `with_outer` from its result."""
+    outer = {name.removeprefix(_OUTER): each for name, each in state.items() if name.startswith(_OUTER)}
+    return {name: each for name, each in state.items() if not name.startswith(_OUTER)}, outer
 
 
 def write_part(
@@ -83,11 +101,12 @@ def write_part(
     model: tuple[str, ...],
     layers: Mapping[int, LayerTensors],
     share: Share = WHOLE,
+    pipelines: int = 1,
 ) -> None:
     """Write a part, a `Header` and the states of layers, atomically; raise `RunError` if it cannot be written."""
     names = {layer: tuple(tensors) for layer, tensors in sorted(layers.items())}
     digests = {layer: _digest(tensors.values()) for layer, tensors in sorted(layers.items())}
-    header = Header(step, plan, samples_before, model, names, digests, share)
+    header = Header(step, plan, samples_before, model, names, digests, share, pipelines)
     named = {f"{layer}.{name}": each for layer, tensors in layers.items() for name, each in tensors.items()}
     text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}
@@ -172,7 +191,8 @@ def _header(metadata: Mapping[str, str] | None, path: Path) -> Header:
     names = {int(layer): tuple(own) for layer, own in data["names"].items()}
     share = Share(**data["share"])
     share = replace(share, dimensions={int(layer): own for layer, own in share.dimensions.items()})
-    return Header(data["step"], data["plan"], data["samples_before"], tuple(data["model"]), names, digests, share)
+    own = (data["step"], data["plan"], data["samples_before"], tuple(data["model"]), names, digests)
+    return Header(*own, share, data["pipelines"])
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:

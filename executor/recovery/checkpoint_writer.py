@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import nn
 from executor.core.job import RunConfig
 from executor.core.step_program import StepProgram
 from executor.recovery.backups import one_layer
-from executor.recovery.checkpoint_file import LayerTensors, Share
+from executor.recovery.checkpoint_file import LayerTensors, Share, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.finite import check_state
 from executor.training.flat_state import named_state, sharded_dimensions
@@ -20,8 +20,29 @@ from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
-# A step, the plan of the step before, the samples of all steps before, this rank's layers, and what it has of them.
-_Part = tuple[int, Plan, int, dict[int, LayerTensors], Share]
+# Returns the state of the outer step before a step, by layer.
+OuterStates = Callable[[int], Mapping[int, LayerTensors]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank writes of a checkpoint.
+
+    Attributes:
+        step: The first step after the checkpoint.
+        plan: The plan of the step before.
+        samples_before: Samples of all steps before ``step``.
+        pipeline: The pipeline to which the state belongs; 0 if one state is that of all.
+        layers: This rank's layers.
+        share: What the rank has of them.
+    """
+
+    step: int
+    plan: Plan
+    samples_before: int
+    pipeline: int
+    layers: Mapping[int, LayerTensors]
+    share: Share
 
 
 @dataclass(eq=False)
@@ -49,61 +70,81 @@ class Checkpointing:
     def __post_init__(self) -> None:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
         self._latest: StepProgram | None = None
+        self._last_copied: StepProgram | None = None
         self._parts: queue.Queue[_Part | None] = queue.Queue(maxsize=1)
         self._written = threading.Semaphore()
         self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def begin_step(self, current: StepProgram) -> None:
+    def begin_step(self, current: StepProgram, outer: OuterStates) -> None:
         """Copy the layers that this rank writes before a step, if a checkpoint is due."""
         self._latest, step = current, current.step
         if step > self._run.first_step and step % self._run.checkpoint_every == 0:
-            self._copy(step, current.plan, current.samples_before)
+            self._copy(step, current.plan, current.samples_before, outer)
 
-    def finish(self, steps: int) -> None:
-        """Write the state after the run's last step, and wait until all files are written."""
+    def copy_last(self, steps: int, outer: OuterStates) -> None:
+        """Copy the layers after the run's last step, which precedes step ``steps``, unless this was done."""
         last = self._latest
-        if last is not None and last.step == steps - 1:
-            self._copy(steps, last.plan, last.samples_before + last.plan.global_batch)
+        if last is not None and last.step == steps - 1 and last is not self._last_copied:
+            self._last_copied = last
+            self._copy(steps, last.plan, last.samples_before + last.plan.global_batch, outer)
+
+    def finish(self) -> None:
+        """Wait until all files are written."""
         self._parts.put(None)
         self._thread.join()
 
-    def _copy(self, step: int, plan: Plan, samples_before: int) -> None:
-        layers, group = written_layers(plan, self._device)
+    def _copy(self, step: int, plan: Plan, samples_before: int, outer: OuterStates) -> None:
+        pipeline, layers, group = written_layers(plan, self._device)
         if not layers:
             return
         self._written.acquire()
-        rule = self._scenario.training.optimizer.name
+        rule, states = self._scenario.training.optimizer.name, outer(step)
         dimensions = {layer: sharded_dimensions(self._layers[layer], rule) for layer in layers}
         share = Share(group.index(self._device), len(group), dimensions)
         tensors: dict[int, LayerTensors] = {}
         for layer in layers:
             row = self._compute.layer_state(one_layer(self._scenario, layer))
             named = named_state(self._layers[layer], rule, row)
-            tensors[layer] = {
-                name: each for name, each in named.items() if not share.index or name in dimensions[layer]
-            }
-        self._parts.put((step, plan, samples_before, tensors, share))
+            own = {name: each for name, each in named.items() if not share.index or name in dimensions[layer]}
+            tensors[layer] = with_outer(own, states.get(layer, {}))
+        self._parts.put(_Part(step, plan, samples_before, pipeline, tensors, share))
 
     def _write(self) -> None:
         try:
             while (part := self._parts.get()) is not None:
-                step, plan, samples, layers, share = part
+                layers = part.layers
                 if not self._run.allows_nan:
                     buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
-                    check_state(layers, buffers, step)
-                self._folder.write(self._device, step, plan_json(plan), samples, self._model, layers, share)
-                if 0 in layers and share.index == 0:
-                    self._folder.drop_old(self._run.first_step, step)
+                    check_state(layers, buffers, part.step)
+                pipelines, folder = separate_pipelines(part.plan), self._folder.of_pipeline(part.pipeline)
+                own = (part.samples_before, self._model, layers, part.share, pipelines)
+                folder.write(self._device, part.step, plan_json(part.plan), *own)
+                if 0 in layers and part.share.index == 0:
+                    folder.drop_old(self._run.first_step, self._slowest(pipelines, part.step))
                 self._written.release()
         except Exception as error:
             self._failed(error)
 
+    def _slowest(self, pipelines: int, step: int) -> int:
+        """Return the step up to which all pipelines with states of their own have written checkpoints."""
+        folders = [self._folder.of_pipeline(each) for each in range(pipelines)] if pipelines > 1 else []
+        return min([step, *(max(folder.steps, default=0) for folder in folders)])
 
-def written_layers(plan: Plan, device: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return the layers whose state a device writes, and the devices that hold them together, itself among them.
 
-    Each layer is written by the first device that trains it, or by all devices of the first tensor-parallel group.
+def separate_pipelines(plan: Plan) -> int:
+    """Return the number of pipelines whose states a checkpoint contains."""
+    return len(plan.pipelines) if plan.synchronisation.has_outer_step else 1
+
+
+def written_layers(plan: Plan, device: str) -> tuple[int, list[int], tuple[str, ...]]:
+    """Return the pipeline and layers whose state a device writes, and the devices that hold them together, itself too.
+
+    Each layer is written by the first device that trains it, or by all devices of the first tensor-parallel group; in
+    every pipeline if pipelines meet in outer steps.
     """
-    stages = [stage for stage in plan.pipelines[0].stages if device in stage.replicas[0].devices]
-    return [layer for stage in stages for layer in stage.layers], stages[0].replicas[0].devices if stages else ()
+    for index, pipeline in enumerate(plan.pipelines[: separate_pipelines(plan)]):
+        stages = [stage for stage in pipeline.stages if device in stage.replicas[0].devices]
+        if stages:
+            return index, [layer for stage in stages for layer in stage.layers], stages[0].replicas[0].devices
+    return 0, [], ()

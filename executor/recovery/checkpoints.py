@@ -3,6 +3,9 @@
 A checkpoint is complete when its files together contain every layer and match their checksums
 (executor/recovery/checkpoint_file.py). So no marker of completion is needed, and incomplete checkpoints are skipped.
 An index beside the files of a complete checkpoint names the file of each tensor, for other programs.
+
+Pipelines that meet in outer steps have different parameters: then the folder ``pipeline-N`` contains the checkpoints of
+pipeline N from 1 on, and all of them must be complete.
 """
 
 import fcntl
@@ -10,15 +13,13 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
-
-import torch
 
 from executor.core.timeouts import timeouts
 from executor.recovery.checkpoint_file import (
@@ -30,6 +31,7 @@ from executor.recovery.checkpoint_file import (
     files_by_layer,
     read_header,
     read_layer,
+    split_outer,
     write_part,
 )
 from executor.training.flat_state import model_state
@@ -55,19 +57,30 @@ class Checkpoint:
         step: The first step after the checkpoint.
         plan: The plan of the step before, as JSON.
         files: The files of each layer, in the order of the layers: one, or one of each device of a group.
+        others: The checkpoints of the pipelines from the second on, if pipelines meet in outer steps.
     """
 
     step: int
     plan: str
     files: Sequence[Sequence[Path]]
+    others: "tuple[Checkpoint, ...]" = ()
 
-    def tensors(self, layer: int) -> dict[str, torch.Tensor]:
+    def of_pipeline(self, pipeline: int) -> "Checkpoint":
+        """Return the checkpoint of a pipeline; that of the first one if all have the same parameters."""
+        return (self, *self.others)[pipeline if pipeline <= len(self.others) else 0]
+
+    def tensors(self, layer: int) -> LayerTensors:
         """Return the tensors of a layer's state, unsharded; raise `InputError` if a file of them is damaged.
 
         Their names are those of `executor.training.flat_state.named_state`.
         """
         with _damaged_since():
-            return read_layer(self.files[layer], layer)
+            return split_outer(read_layer(self.files[layer], layer))[0]
+
+    def outer(self, layer: int) -> LayerTensors:
+        """Return a layer's state of the outer step; raise `InputError` if its file is damaged."""
+        with _damaged_since():
+            return split_outer(read_layer(self.files[layer], layer))[1]
 
 
 class CheckpointFolder:
@@ -75,6 +88,15 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def of_pipeline(self, pipeline: int) -> "CheckpointFolder":
+        """Return the folder of a pipeline whose parameters are its own; this folder for the first pipeline."""
+        return CheckpointFolder(self.path / f"pipeline-{pipeline}") if pipeline else self
+
+    @property
+    def others(self) -> "list[CheckpointFolder]":
+        """The existing folders of pipelines from the second on."""
+        return [CheckpointFolder(each) for each in sorted(self.path.glob("pipeline-*"))]
 
     @property
     def steps(self) -> list[int]:
@@ -91,10 +113,11 @@ class CheckpointFolder:
         model: tuple[str, ...],
         layers: Mapping[int, LayerTensors],
         share: Share = WHOLE,
+        pipelines: int = 1,
     ) -> None:
         """Write a device's part of a checkpoint, see `write_part`, and with the last part the index."""
         place = self._place(step) / f"{quote(device, safe='')}.safetensors"
-        write_part(place, step, plan, samples_before, model, layers, share)
+        write_part(place, step, plan, samples_before, model, layers, share, pipelines)
         # Of devices that write at the same time, the last one finds the files of all.
         with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -143,8 +166,9 @@ class CheckpointFolder:
         for step in reversed(self.steps):
             try:
                 found = self._found(step, model)
-                for layer, files in enumerate(found.files):
-                    read_layer(files, layer)
+                for each in (found, *found.others):
+                    for layer, files in enumerate(each.files):
+                        read_layer(files, layer)
                 return found
             except DamagedError as error:
                 tell(f"the checkpoint of step {step} is not used: {error}")
@@ -159,8 +183,8 @@ class CheckpointFolder:
         for step in reversed(self.steps):
             with suppress(DamagedError):
                 headers = self._headers(step)
-                models = [header.model for header in headers.values()]
-                if models and files_by_layer(headers).keys() == set(range(len(models[0]))):
+                if headers:
+                    self._found(step, next(iter(headers.values())).model)
                     return step
         return None
 
@@ -222,6 +246,12 @@ class CheckpointFolder:
         return self.path / f"step-{step:08d}"
 
     def _found(self, step: int, model: tuple[str, ...]) -> Checkpoint:
+        first, pipelines = self._of_one(step, model)
+        others = [self.of_pipeline(each)._of_one(step, model) for each in range(1, pipelines)]
+        return replace(first, others=tuple(other for other, _ in others))
+
+    def _of_one(self, step: int, model: tuple[str, ...]) -> tuple[Checkpoint, int]:
+        """Return the checkpoint of a step in this folder, and the number of pipelines with one of their own."""
         headers = self._headers(step)
         for path, header in headers.items():
             if header.model != model:
@@ -230,8 +260,8 @@ class CheckpointFolder:
         missing = sorted(set(range(len(model))) - set(files))
         if not headers or missing:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
-        plan = next(reversed(headers.values())).plan
-        return Checkpoint(step, plan, [files[layer] for layer in range(len(model))])
+        last = next(reversed(headers.values()))
+        return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
 
 
 def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:
@@ -285,12 +315,22 @@ def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str
         raise InputError(
             f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
         )
+    _drop_newer(CheckpointFolder(folder).others, found.step)
     return found.step, parse_plan(found.plan)
+
+
+def _drop_newer(folders: Iterable[CheckpointFolder], step: int) -> None:
+    """Remove checkpoints after ``step`` that some pipelines have written, lest they mix with those of the next run."""
+    for folder in folders:
+        for newer in folder.steps:
+            if newer > step:
+                folder.drop(newer)
 
 
 def refuse_used(folder: Path) -> None:
     """Raise `InputError` if a folder contains checkpoints: a run from step 0 must not mix with another run."""
-    if CheckpointFolder(folder).steps:
+    found = CheckpointFolder(folder)
+    if found.steps or any(each.steps for each in found.others):
         raise InputError(
             "there are checkpoints here already",
             where=str(folder),

@@ -16,24 +16,19 @@ Before a checkpoint pipelines settle: each waits for the updates of all earlier 
 with plain SGD without clipping, the parameters of all pipelines are then equal.
 """
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
-from functools import partial
 
 import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
-from executor.runtime.posted_receives import HEADER, IncomingUpdates, Update
+from executor.runtime.update_messages import Update, UpdateMessages
 from executor.training.compute import LayerParameters
 from executor.training.real_compute import Compute
-from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
-from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
@@ -69,19 +64,14 @@ class PipelineUpdates:
         self._assign(plan)
         self._last = self._exchanges.steps - 1
         self._sent = 0
-        self._publish_last: Callable[[], None] = lambda: None
-        self._outgoing = [edge for edge in edges if edge.sender == self._device]
+        common = (self._last, self._transport, self._clock, self._recorder)
+        self._messages = UpdateMessages(self._device, edges, lambda fragment: self._exchanges, *common)
         # Gradients of the steps since the last exchange, by layers.
         self._sums: dict[tuple[int, int], torch.Tensor] = {}
         # Received updates in the gradients of the current step.
         self._added: list[Update] = []
-        # By device of another pipeline: of how many steps its updates had arrived when the present interval began.
-        self._known: dict[str, int] = {}
-        self._ended_s: list[float] = []
-        incoming = [edge for edge in edges if edge.receiver == self._device]
-        self._incoming = [IncomingUpdates(edge, partial(self._post, edge)) for edge in incoming]
         if not may_change:
-            self._expect(self._exchanges.before(self._exchanges.steps))
+            self._messages.expect_before(self._exchanges.steps)
 
     def set_plan(self, step: int, plan: Plan) -> None:
         """Replace the plan from ``step`` on by another one with the same first replicas of stages.
@@ -99,31 +89,20 @@ class PipelineUpdates:
             stage for stage in plan.stages if any(replica.device == self._device for replica in stage.replicas)
         ]
 
-    def _expect(self, count: int) -> None:
-        """Post the receives of the first ``count`` updates of each sender, a few at a time."""
-        for incoming in self._incoming:
-            incoming.expect(count)
-
     def begin(self, step: int) -> float:
         """Wait for the updates that the staleness bound demands before a step; with ma, average the parameters.
 
         Returns:
             The run second at which the last of these updates arrived; minus infinity if none was demanded.
         """
-        if step == self._last:
-            self._publish_last = self._recorder.hold(step)
-        self._expect(self._exchanges.before(step + 1))
+        self._messages.hold_last(step)
+        self._messages.expect_before(step + 1)
         ready_s = float("-inf")
         if self._staleness_bound is not None:
-            needed = self._exchanges.before(step - self._staleness_bound)
-            ready_s = max((each.wait_for(needed) for each in self._incoming), default=ready_s)
+            ready_s = self._messages.wait_before(step - self._staleness_bound)
         if self._averages:
             self._average(self._take(self._stop(step)), step)
-        if step == self._exchanges.first_step or self._exchanges.follows(step - 1):
-            arrived: defaultdict[str, list[int]] = defaultdict(list)
-            for incoming in self._incoming:
-                arrived[incoming.edge.sender].append(incoming.arrived)
-            self._known = {sender: self._exchanges.steps_of(min(counts)) for sender, counts in arrived.items()}
+        self._messages.note_arrivals(step, self._exchanges.first_step)
         return ready_s
 
     def settles(self, step: int) -> bool:
@@ -132,7 +111,7 @@ class PipelineUpdates:
 
     def settle(self, step: int) -> bool:
         """Wait for all updates of the steps before ``step``; return whether the optimizer must apply them."""
-        return self._apply_rest(self._exchanges.before(step), step)
+        return self._apply_rest(step)
 
     def add(self, step: int) -> None:
         """With asgd and asgd-ga, add the received gradients to those of the step."""
@@ -145,7 +124,7 @@ class PipelineUpdates:
         """With asgd and asgd-ga, add the step's gradients to the next update; replicas must have summed them before."""
         if self._averages:
             return
-        for layers in {edge.layers for edge in self._outgoing}:
+        for layers in {edge.layers for edge in self._messages.outgoing}:
             own = self._parameters(layers).gradients()
             # Received gradients are not sent on: every pipeline sends its own to all others.
             for update in self._added:
@@ -154,8 +133,8 @@ class PipelineUpdates:
 
     def finish(self, step: int, now_s: float) -> None:
         """End a step, applied at run second ``now_s``; if an exchange follows the step, send this rank's update."""
-        self._ended_s.append(now_s)
-        self._log_applied(self._added, now_s)
+        self._messages.end_step(now_s)
+        self._messages.log_applied(self._added, now_s)
         self._added = []
         if not self._exchanges.follows(step):
             return
@@ -164,9 +143,9 @@ class PipelineUpdates:
     def _exchange(self, step: int, now_s: float) -> None:
         """Send this rank's update of the steps up to ``step``."""
         self._sent += 1
-        for edge in self._outgoing:
+        for edge in self._messages.outgoing:
             values = self._parameters(edge.layers).parameters() if self._averages else self._sums[edge.layers]
-            self._send(edge, step, values, now_s)
+            self._messages.send(edge, step, values, now_s)
         self._sums.clear()
 
     def drain(self) -> bool:
@@ -175,16 +154,15 @@ class PipelineUpdates:
         With asgd and asgd-ga it must: on every replica, the gradients are now the sum of these updates. With ma the
         parameters have been averaged.
         """
-        must_apply = self._apply_rest(self._exchanges.before(self._last + 1), self._last + 1)
-        self._publish_last()
+        must_apply = self._apply_rest(self._last + 1)
+        self._messages.publish()
         return must_apply
 
-    def _apply_rest(self, count: int, step: int) -> bool:
-        """Wait for the first ``count`` updates of each sender, and apply before ``step`` those that are not applied."""
-        self._expect(count)
-        for incoming in self._incoming:
-            incoming.wait_for(count)
-        rest = self._take(count)
+    def _apply_rest(self, step: int) -> bool:
+        """Wait for all updates of the steps before ``step``, and apply those that are not applied yet."""
+        self._messages.expect_before(step)
+        self._messages.wait_before(step)
+        rest = self._take(self._exchanges.before(step))
         if self._averages:
             self._average(rest, step)
             return False
@@ -196,12 +174,8 @@ class PipelineUpdates:
         self._compute.clear_gradients()
         for stage, values in zip(self._stages, sums, strict=True):
             self._parameters((stage.first_layer, stage.end_layer)).add_gradients(values)
-        self._log_applied(rest, self._clock.now_s())
+        self._messages.log_applied(rest, self._clock.now_s())
         return True
-
-    def _post(self, edge: UpdateEdge, exchange: int, arrived: Callable[[RecvHandle], None]) -> RecvHandle:
-        size_bytes = HEADER.size + edge.size_bytes
-        return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
 
     def _stop(self, step: int) -> int | None:
         """Return the first exchange that a step must not apply, even if it has arrived; None if there is no limit."""
@@ -211,7 +185,7 @@ class PipelineUpdates:
         return self._exchanges.last_before_settling(step) if self._averages else None
 
     def _take(self, stop: int | None) -> list[Update]:
-        return [update for incoming in self._incoming for update in incoming.take(stop)]
+        return [update for incoming in self._messages.incoming for update in incoming.take(stop)]
 
     def _subtract(self, update: Update, own: torch.Tensor, layers: tuple[int, int]) -> None:
         """Subtract an update from ``own``, the gradients of ``layers``, in the layers that both contain."""
@@ -234,7 +208,7 @@ class PipelineUpdates:
             parameters.put_parameters(parameters.parameters() + change)
         for stage in self._stages:
             self._share_average(stage, step, changed=bool(updates))
-        self._log_applied(updates, self._clock.now_s())
+        self._messages.log_applied(updates, self._clock.now_s())
 
     def _share_average(self, stage: Stage, step: int, *, changed: bool) -> None:
         """Give the other replicas of a stage the first one's parameters if ``changed``; the messages are not logged.
@@ -276,25 +250,3 @@ class PipelineUpdates:
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES
-
-    def _send(self, edge: UpdateEdge, step: int, values: torch.Tensor, now_s: float) -> None:
-        header = torch.frombuffer(bytearray(HEADER.pack(self._known.get(edge.receiver, 0))), dtype=torch.uint8)
-        payload = torch.cat([header, values.view(torch.uint8)])
-        assert payload.numel() == HEADER.size + edge.size_bytes, (edge, payload.numel())
-        place = (edge.sender, edge.receiver, edge.pipelines[0], -1, -1, step)
-
-        def event(start_s: float, end_s: float) -> Event:
-            return Event(EventKind.SEND, *place, UPDATE_ACTION, start_s, end_s, edge.size_bytes)
-
-        departed = self._recorder.sending(self._last, event, now_s)
-        tag = update_tag(self._exchanges.before(step + 1) - 1, edge.layers[0])
-        self._transport.send(edge.receiver, tag, payload, now_s, departed)
-
-    def _log_applied(self, updates: Sequence[Update], now_s: float) -> None:
-        for update in updates:
-            edge, arrived_s = update.edge, update.arrived_s
-            step = self._exchanges.last_step(update.exchange)
-            place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
-            staleness = bisect_right(self._ended_s, arrived_s) - update.known
-            times_s = (arrived_s, max(now_s, arrived_s))
-            self._recorder.log(Event(EventKind.UPDATE, *place, "", *times_s, edge.size_bytes, staleness))

@@ -13,6 +13,7 @@ from executor.runtime.action_order import action_order
 from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
+from executor.runtime.outer_updates import OuterUpdates
 from executor.runtime.path_probes import PathProbes
 from executor.runtime.posted_receives import PostedStep
 from executor.training.real_compute import Compute
@@ -28,13 +29,15 @@ class Interpreter:
     """Runs one step after the other; the receives of a step are posted while the previous step runs.
 
     Args:
-        updates: Asynchronous updates between pipelines; None if gradients are synchronised by all-reduce.
+        updates: Asynchronous updates between pipelines, or their outer steps; None if gradients are synchronised by
+            all-reduce.
         finished: Called after the update of a step, with the step and this rank's part of the loss, if it computes one.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
         is_observed: Whether a policy observes the run, so that the delays of the paths are measured.
         begun: Called before each step, after the updates of all earlier steps.
         ended: Called with each step after its update. All messages of the step are being sent, so that no event of the
             step begins later.
+        ending: Called at the end of the run, before the updates are applied that other pipelines still send.
     """
 
     _scenario: Scenario
@@ -43,12 +46,13 @@ class Interpreter:
     _clock: RunClock
     _wire: Wire
     _recorder: EventRecorder
-    _updates: PipelineUpdates | None
+    _updates: PipelineUpdates | OuterUpdates | None
     _finished: Callable[[int, float], None]
     _group: TensorGroup | None = None
     _is_observed: bool = False
     _begun: Callable[[StepProgram], None] = lambda step: None
     _ended: Callable[[int], None] = lambda step: None
+    _ending: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._posted: dict[int, PostedStep] = {}
@@ -127,7 +131,9 @@ class Interpreter:
         self.update()
         if before is not None:
             self._settle(before)
-        elif self._updates is not None and self._last is not None and self._updates.drain():
+            return
+        self._ending()
+        if self._updates is not None and self._last is not None and self._updates.drain():
             self._update_once_more(self._last, self._last.step + 1)
 
     def _settle(self, step: int) -> None:

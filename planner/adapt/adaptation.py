@@ -222,10 +222,11 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
 
     The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
     can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
-    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness.
+    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness,
+    except with outer steps.
     """
     before = old.synchronisation
-    if new.synchronisation.interval_steps != before.interval_steps:
+    if new.synchronisation.interval_steps != before.interval_steps and not before.has_outer_step:
         intervals = {name: getattr(new.synchronisation, name) for name in ("interval_steps", "staleness_bound")}
         old = replace(old, synchronisation=replace(before, **intervals))
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
+from planner.check.outer_step import check_outer_step
 from planner.cost.stage import stage_times
 from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import ALGORITHMS, METHODS, Pipeline, Plan
@@ -135,6 +136,7 @@ def check_synchronisation(plan: Plan) -> None:
             where=f"{_WHERE}.staleness_bound",
             valid="remove it, or choose a method that does not wait: asgd, asgd-ga or ma",
         )
+    check_outer_step(plan)
     if how.staleness_bound is not None and how.staleness_bound < 0:
         raise InputError(
             f"a staleness bound of {how.staleness_bound} is not allowed",
@@ -143,7 +145,7 @@ def check_synchronisation(plan: Plan) -> None:
         )
     if how.bucket_bytes:
         _check_overlap(plan)
-    if how.method != _ALLREDUCE and len(plan.pipelines) == 1:
+    if how.method != _ALLREDUCE and not how.has_outer_step and len(plan.pipelines) == 1:
         raise InputError(
             f"method '{how.method}' needs several pipelines: a single pipeline has no other to exchange with",
             where=f"{_WHERE}.method",

@@ -210,6 +210,7 @@ class UpdateEdge:
         stage: Index of the receiver's stage in its pipeline.
         layers: First and end index (exclusive) of the layers that both devices hold.
         size_bytes: Bytes of an update: the gradients or the parameters of these layers, of all devices of a group.
+        fragment: Index of the fragment of the model that the layers belong to.
     """
 
     sender: str
@@ -218,31 +219,48 @@ class UpdateEdge:
     stage: int
     layers: tuple[int, int]
     size_bytes: int
+    fragment: int = 0
 
 
 def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
     """Return all sender-receiver pairs of updates; empty for the method ``allreduce``."""
     if plan.synchronisation.method == "allreduce":
         return ()
-    edges = []
+    edges: list[UpdateEdge] = []
     for p, own in enumerate(plan.pipelines):
         for q, other in enumerate(plan.pipelines):
             for sending in own.stages if p != q else ():
                 for index, receiving in enumerate(other.stages):
-                    first = max(sending.first_layer, receiving.first_layer)
-                    end = max(first, min(sending.end_layer, receiving.end_layer))
-                    degree = min(sending.replicas[0].tensor_parallel, receiving.replicas[0].tensor_parallel)
-                    size_bytes = group_bytes(scenario, first, end, degree)
-                    if size_bytes:
-                        ends = (sending.replicas[0].device, receiving.replicas[0].device)
-                        edges.append(UpdateEdge(*ends, (p, q), index, (first, end), size_bytes))
+                    edges += _edges((p, q), sending, (index, receiving), plan, scenario)
     return tuple(edges)
+
+
+def _edges(
+    pipelines: tuple[int, int], sending: Stage, receiving: tuple[int, Stage], plan: Plan, scenario: Scenario
+) -> Iterator[UpdateEdge]:
+    """Yield the updates from one stage to another one, whose index comes first: one for each run of shared layers."""
+    index, target = receiving
+    ends = (sending.replicas[0], target.replicas[0])
+    degree = min(replica.tensor_parallel for replica in ends)
+    for fragment, runs in enumerate(_fragments(plan, len(scenario.model.layers))):
+        for start, stop in runs:
+            first = max(sending.first_layer, target.first_layer, start)
+            end = max(first, min(sending.end_layer, target.end_layer, stop))
+            size_bytes = group_bytes(scenario, first, end, degree)
+            if size_bytes:
+                yield UpdateEdge(ends[0].device, ends[1].device, pipelines, index, (first, end), size_bytes, fragment)
+
+
+def _fragments(plan: Plan, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    how = plan.synchronisation
+    return how.outer.fragment_runs(layers) if how.has_outer_step else (((0, layers),),)
 
 
 def samples_of_an_update(plan: Plan, pipeline: int) -> int:
     """Return the number of samples by which a pipeline divides its summed gradients.
 
-    With the method ``ma`` this is the pipeline's own number of samples, because pipelines train separately between
-    averages. With other methods it is the global batch, because the gradients of all pipelines are added.
+    With the methods ``ma``, ``diloco`` and ``diloco-streaming`` this is the pipeline's own number of samples, because
+    pipelines train separately between exchanges. With other methods it is the global batch, because the gradients of
+    all pipelines are added.
     """
-    return plan.pipelines[pipeline].samples if plan.synchronisation.method == "ma" else plan.global_batch
+    return plan.pipelines[pipeline].samples if plan.synchronisation.trains_separately else plan.global_batch

@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from planner.files.documents import Document, plain
 from planner.files.parsing import STRICT, cached_adapter, parse, reported
 from planner.plan.actions import Action, parse_action
+from planner.plan.outer_step import OuterStep
 from planner.plan.plan import SCHEMA_VERSION, Pipeline, Plan, Replica, Stage, Synchronisation
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
@@ -34,7 +35,7 @@ def _action_json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> di
 
 
 # Set here, because the classes of the plan must not depend on pydantic.
-for _kind in (Replica, Stage, Pipeline, Synchronisation, Plan):
+for _kind in (Replica, Stage, Pipeline, OuterStep, Synchronisation, Plan):
     setattr(_kind, "__pydantic_config__", STRICT)  # noqa: B010
 setattr(Action, "__get_pydantic_core_schema__", _action_schema)  # noqa: B010
 setattr(Action, "__get_pydantic_json_schema__", _action_json_schema)  # noqa: B010

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from planner.plan.actions import Action
+from planner.plan.outer_step import OuterStep
 from planner.scenario.scenario import Scenario
 
 SCHEMA_VERSION = 2
@@ -122,13 +123,17 @@ class Synchronisation:
             gradients of every step to the other pipelines, which apply them on arrival and never wait. ``asgd-ga``: as
             ``asgd``, with the sum of the gradients of ``interval_steps`` steps. ``ma``: parameters are sent every
             ``interval_steps`` steps, and receivers average them. ``asgd-ga`` and ``ma`` are from Cloudless-Training,
-            arXiv 2303.05330.
+            arXiv 2303.05330. ``diloco``: every ``interval_steps`` steps pipelines wait for each other's
+            pseudo-gradients and take an outer step. ``diloco-streaming``: as ``diloco``, by fragments of the model,
+            while training goes on.
         algorithm: Algorithm of all-reduce: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Limit on a pipeline's lead: before step n, counted from 0, it waits until it has received
-            (n - staleness_bound) // interval_steps updates from every other pipeline; None for no limit.
+            (n - staleness_bound) // interval_steps updates from every other pipeline; None for no limit, and for the
+            methods with an outer step.
         bucket_bytes: Size of a gradient bucket: during backward, the all-reduce of a bucket starts as soon as the
             gradients of whole layers with this many bytes are complete. 0: it starts after a device's last action.
+        outer: Settings of the outer step of ``diloco`` and ``diloco-streaming``.
     """
 
     method: str = "allreduce"
@@ -136,9 +141,21 @@ class Synchronisation:
     interval_steps: int = 1
     staleness_bound: int | None = None
     bucket_bytes: int = 0
+    outer: OuterStep = field(default_factory=OuterStep)
+
+    @property
+    def has_outer_step(self) -> bool:
+        """Whether pipelines train separately and meet in outer steps."""
+        return self.method in OUTER_METHODS
+
+    @property
+    def trains_separately(self) -> bool:
+        """Whether each pipeline updates its parameters from its own samples only, between exchanges of parameters."""
+        return self.has_outer_step or self.method == "ma"
 
 
-METHODS = ("allreduce", "asgd", "asgd-ga", "ma")
+METHODS = ("allreduce", "asgd", "asgd-ga", "ma", "diloco", "diloco-streaming")
+OUTER_METHODS = ("diloco", "diloco-streaming")
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
 # Formats of activations and their gradients on the way between stages in different regions: unchanged, bfloat16, or

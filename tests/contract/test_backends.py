@@ -14,7 +14,8 @@ from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.observation import Observation, seen_with_steps
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
-from planner.events.event import Event, EventKind
+from planner.events.event import UPDATE_ACTION, Event, EventKind
+from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
@@ -152,6 +153,43 @@ def test_both_sum_gradients_in_the_same_messages(how: Synchronisation) -> None:
     plan = replace(layered_plan(scenario, [([(2, 3, 1)], [6, 2])]), synchronisation=how)
     simulated, paced = (backend().run(scenario, plan, None, 2) for backend in BACKENDS.values())
     assert rows(simulated) == rows(paced)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [OuterStep(), OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5)],
+    ids=["at-once", "streaming"],
+)
+def test_both_exchange_the_same_pseudo_gradients_in_the_same_order(outer: OuterStep) -> None:
+    """Three pipelines that cut the layers at other places; one has a stage of two replicas."""
+    scenario = mesh_scenario(
+        5,
+        [0.002] * 4,
+        [0.004] * 4,
+        link=lambda a, b: (200e6, 0.004),
+        parameter_bytes=[40000, 20000, 0, 30000],
+        regions=["a", "a", "a", "b", "c"],
+    )
+    plan = layered_plan(scenario, [([(1, 2, 2), (4, 1, 1)], [2, 2]), ([(4, 1, 1)], [2]), ([(4, 1, 1)], [1, 1])])
+    how = Synchronisation("diloco-streaming", interval_steps=4, outer=outer)
+    scenario = replace(scenario, training=replace(scenario.training, global_batch=plan.global_batch))
+    simulated, paced = (
+        backend().run(scenario, replace(plan, synchronisation=how), None, 9) for backend in BACKENDS.values()
+    )
+    assert rows(simulated) == rows(paced)
+    sent = [
+        {
+            device: [
+                (e.peer, e.step, e.size_bytes)
+                for e in record.events
+                if e.action == UPDATE_ACTION and e.device == device
+            ]
+            for device in plan.devices
+        }
+        for record in (simulated, paced)
+    ]
+    assert sent[0] == sent[1]
+    assert any(sent[0].values())
 
 
 def fluctuating() -> tuple[Scenario, Plan]:

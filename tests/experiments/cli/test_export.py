@@ -133,6 +133,8 @@ def test_a_run_of_groups_is_exported(config: Mapping[str, Any], tmp_path: Path) 
     expected = train_transformers(read, config, STEPS)
     again = tmp_path / "again"
     again.mkdir()
+    import transformers
+
     for folder in ("end", "newest"):
         exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
         assert exported.keys() == expected.parameters.keys()

@@ -110,7 +110,7 @@ def train_in_one_process(
     training = scenario.training
     model = load_model(scenario.code, training.seed)
     layers = nn.Sequential(*model.layers)
-    optimizer = _optimizer(training.optimizer, layers)
+    optimizer = optimizer_of(training.optimizer, layers)
     mixed = training.precision == "bf16"
     losses, trained = [], 0
     for step in range(steps):
@@ -131,7 +131,7 @@ def train_in_one_process(
     return Trained(losses, {name: value.detach() for name, value in layers.named_parameters()})
 
 
-def _optimizer(rule: Optimizer, layers: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(rule: Optimizer, layers: nn.Module) -> torch.optim.Optimizer:
     parameters, settings = layers.parameters(), {"lr": rule.learning_rate, "weight_decay": rule.weight_decay}
     if rule.name == "adamw":
         return torch.optim.AdamW(parameters, **settings)

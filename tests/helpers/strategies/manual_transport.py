@@ -11,6 +11,7 @@ from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
+from executor.runtime.outer_updates import OuterUpdates
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import Compute, RealCompute
 from executor.transport.receive import RecvHandle
@@ -137,9 +138,12 @@ class Pipelines:
             loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)
             transport = self.network.transport(device)
-            updates = PipelineUpdates(
-                plan, edges, device, exchanges, transport, cast(Compute, compute), scenario.model, self.clock, rows
-            )
+            common = (transport, cast(Compute, compute), scenario.model, self.clock, rows)
+            updates: PipelineUpdates | OuterUpdates
+            if plan.synchronisation.has_outer_step:
+                updates = OuterUpdates(plan, edges, device, 0, steps, *common, {})
+            else:
+                updates = PipelineUpdates(plan, edges, device, exchanges, *common)
             self.computes.append(compute)
             self.interpreters.append(
                 Interpreter(scenario, transport, compute, self.clock, UncheckedWire(), rows, updates, lambda *_: None)

@@ -9,6 +9,7 @@ from planner.check import check_plan
 from planner.check.memory import microbatches_held
 from planner.check.stages import check_placement
 from planner.plan.actions import parse_action
+from planner.plan.outer_step import OuterStep
 from planner.plan.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, Slowdown, Straggler
@@ -214,6 +215,61 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
             "staleness_bound",
             "a staleness bound of 1 does not fit method 'allreduce': all pipelines wait",
         ),
+        (
+            Synchronisation("diloco", interval_steps=0),
+            "interval_steps",
+            "0 steps between exchanges are not allowed with method 'diloco'",
+        ),
+        (
+            Synchronisation("diloco", staleness_bound=1),
+            "staleness_bound",
+            "a staleness bound of 1 does not fit method 'diloco', whose outer steps have a fixed place",
+        ),
+        (
+            Synchronisation("ma", outer=OuterStep(momentum=0.0)),
+            "outer",
+            "an outer step does not fit method 'ma'",
+        ),
+        (
+            Synchronisation("diloco", outer=OuterStep(learning_rate=0.0)),
+            "outer.learning_rate",
+            "a learning rate of 0 is not allowed",
+        ),
+        (
+            Synchronisation("diloco", outer=OuterStep(momentum=1.0)),
+            "outer.momentum",
+            "a momentum of 1 is not allowed",
+        ),
+        (
+            Synchronisation("diloco", interval_steps=8, outer=OuterStep(overlap_steps=2)),
+            "outer.overlap_steps",
+            "'overlap_steps' does not fit method 'diloco', which exchanges the whole model at once",
+        ),
+        (
+            Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(fragments=99)),
+            "outer.fragments",
+            "99 fragments of 2 layers in 8 steps are not allowed",
+        ),
+        (
+            Synchronisation("diloco-streaming", outer=OuterStep(fragments=2)),
+            "outer.fragments",
+            "2 fragments of 2 layers in 1 steps are not allowed",
+        ),
+        (
+            Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(overlap_steps=8)),
+            "outer.overlap_steps",
+            "an overlap of 8 steps is not allowed with 8 steps between exchanges",
+        ),
+        (
+            Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(mixing=1.0)),
+            "outer.mixing",
+            "a mixing of 1 is not allowed",
+        ),
+        (
+            Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(pattern="stride")),
+            "outer.pattern",
+            "unknown pattern 'stride'",
+        ),
     ],
 )
 def test_a_synchronisation_that_cannot_be(how: Synchronisation, where: str, problem: str) -> None:
@@ -237,6 +293,19 @@ def test_a_synchronisation_of_several_pipelines(how: Synchronisation) -> None:
         "synchronisation.method",
         f"method '{how.method}' needs several pipelines: a single pipeline has no other to exchange with",
     )
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Synchronisation("diloco", interval_steps=500),
+        Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(fragments=2, overlap_steps=7)),
+    ],
+)
+def test_outer_steps_of_several_pipelines_or_of_one(how: Synchronisation) -> None:
+    plan, scenario = two_pipelines()
+    check_plan(replace(plan, synchronisation=how), scenario)
+    check_plan(replace(PLAN, synchronisation=how), CHAIN)
 
 
 def test_pipelines_that_exchange_need_a_path() -> None:

@@ -1,0 +1,235 @@
+"""Outer steps of pipelines that train separately: diloco and diloco-streaming (see `planner.plan.outer_step`).
+
+After the step that an exchange follows, the first replica of each stage sends its pseudo-gradients to the other
+pipelines, without waiting. Before the step that comes ``overlap_steps`` steps after the next one, it waits for those of
+the others, takes the outer step, and sends the other replicas of the stage their new parameters. With an overlap of 0
+this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+
+import torch
+
+from executor.core.clock import RunClock
+from executor.core.events import EventRecorder
+from executor.runtime.outer_state import NoOuterState, OuterState, OuterTensors
+from executor.runtime.update_messages import Update, UpdateMessages
+from executor.training.compute import LayerParameters, PacedCompute
+from executor.training.real_compute import Compute
+from executor.transport.transport import Transport
+from executor.transport.wire_format import update_tag
+from planner.cost.synchronisation import UpdateEdge
+from planner.plan.outer_step import FragmentExchanges
+from planner.plan.plan import Plan, Stage
+from planner.scenario.profile import ModelProfile
+from planner.scenario.training import FLOAT32_BYTES
+
+
+@dataclass(eq=False)
+class OuterUpdates:
+    """Sends one rank's pseudo-gradients to other pipelines, and takes outer steps.
+
+    Args:
+        plan: The first plan; later ones have the same first replicas of stages, which exchange pseudo-gradients.
+        edges: Every pair of devices between which pseudo-gradients are sent, with the layers.
+        first_step: The first step of the run.
+        steps: Number of the step after the last one.
+        restored: The outer state of layers before ``first_step``, from a checkpoint; by layer.
+    """
+
+    plan: InitVar[Plan]
+    edges: InitVar[Sequence[UpdateEdge]]
+    _device: str
+    _first_step: int
+    _steps: int
+    _transport: Transport
+    _compute: Compute
+    _model: ModelProfile
+    _clock: RunClock
+    _recorder: EventRecorder
+    restored: InitVar[Mapping[int, OuterTensors]]
+
+    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, OuterTensors]) -> None:
+        how = plan.synchronisation
+        self._overlap_steps = how.outer.overlap_steps
+        self._fragments = how.outer.fragment_runs(len(self._model.layers))
+        self._exchanges = [
+            FragmentExchanges.of(how.interval_steps, how.outer, fragment, self._first_step)
+            for fragment in range(len(self._fragments))
+        ]
+        self._assign(plan)
+        own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
+        self._state: OuterState | NoOuterState
+        if isinstance(self._compute, PacedCompute):
+            self._state = NoOuterState(lambda layer: self._elements(layer, layer + 1))
+        else:
+            weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
+            self._state = OuterState(
+                how.outer, weights, lambda layer: self._parameters(layer, layer + 1), own, restored
+            )
+        # This rank's pseudo-gradients as other pipelines receive them, by layer, until the outer step.
+        self._own: dict[int, torch.Tensor] = {}
+        self._received: list[Update] = []
+        common = (self._steps - 1, self._transport, self._clock, self._recorder)
+        self._messages = UpdateMessages(self._device, edges, self._exchanges.__getitem__, *common)
+        self._messages.expect_before(self._steps)
+
+    def set_plan(self, step: int, plan: Plan) -> None:
+        """Replace the plan from ``step`` on by another one with the same first replicas of stages."""
+        self._assign(plan)
+
+    def _assign(self, plan: Plan) -> None:
+        own = [
+            (index, stage)
+            for index, pipeline in enumerate(plan.pipelines)
+            for stage in pipeline.stages
+            if any(replica.device == self._device for replica in stage.replicas)
+        ]
+        self._pipeline = own[0][0] if own else -1
+        self._stages = [stage for _, stage in own]
+
+    def _leads(self, stage: Stage) -> bool:
+        return stage.replicas[0].device == self._device
+
+    def begin(self, step: int) -> float:
+        """Take the outer steps before a step; return the run second at which the last message for them arrived.
+
+        It is minus infinity if there is none.
+        """
+        self._messages.hold_last(step)
+        ready_s = self._messages.wait_before(step - self._overlap_steps)
+        self._take_outer_steps(step)
+        self._messages.note_arrivals(step, self._first_step)
+        return ready_s
+
+    def finish(self, step: int, now_s: float) -> None:
+        """End a step, applied at run second ``now_s``; if an exchange follows, send pseudo-gradients."""
+        self._messages.end_step(now_s)
+        for fragment in self._exchanged_after(step):
+            for layer in self._led(fragment):
+                self._own[layer] = self._state.pseudo_gradient(layer)
+            for edge in self._messages.outgoing:
+                if edge.fragment == fragment:
+                    values = torch.cat([self._own[layer] for layer in range(*edge.layers)])
+                    self._messages.send(edge, step, values, now_s)
+
+    def drain(self) -> bool:
+        """After the last step, take all outer steps that are still to come.
+
+        Returns:
+            False: the optimizer has nothing to apply.
+        """
+        self._messages.wait_before(self._steps)
+        for step in range(self._steps, self._steps + self._overlap_steps + 1):
+            self._take_outer_steps(step)
+        self._messages.publish()
+        return False
+
+    def settles(self, step: int) -> bool:
+        """Return False: checkpoints hold what pipelines have not exchanged yet."""
+        return False
+
+    def settle(self, step: int) -> bool:
+        """Do nothing."""
+        return False
+
+    def add(self, step: int) -> None:
+        """Do nothing, since no gradients are received."""
+
+    def accumulate(self) -> None:
+        """Do nothing, since gradients are not sent."""
+
+    def state(self, step: int) -> Mapping[int, OuterTensors]:
+        """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""
+        self._messages.wait_before(step)
+        for sent in range(step - self._overlap_steps - 1, step):
+            self._average(sent)
+        led = sorted(layer for fragment in range(len(self._fragments)) for layer in self._led(fragment))
+        return {layer: self._state.tensors(layer) for layer in led}
+
+    # --- outer steps ---
+
+    def _exchanged_after(self, step: int) -> list[int]:
+        """Return the fragments that are exchanged after a step."""
+        return [fragment for fragment, exchanges in enumerate(self._exchanges) if exchanges.follows(step)]
+
+    def _take_outer_steps(self, step: int) -> None:
+        """Take the outer steps before a step; the messages must have arrived."""
+        sent = step - self._overlap_steps - 1
+        self._average(sent)
+        for fragment in self._exchanged_after(sent):
+            for layer in self._led(fragment):
+                if self._state.has_mean(layer):
+                    self._state.step(layer)
+            applied = [each for each in self._received if each.edge.fragment == fragment]
+            self._received = [each for each in self._received if each.edge.fragment != fragment]
+            self._messages.log_applied(applied, self._clock.now_s())
+            for stage in self._stages:
+                self._share(stage, fragment, step)
+
+    def _average(self, sent: int) -> None:
+        """Average the pseudo-gradients sent after step ``sent`` of this run, unless this was done."""
+        for fragment in self._exchanged_after(sent) if sent >= self._first_step else ():
+            led = [layer for layer in self._led(fragment) if layer in self._own]
+            found: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+            for layer in led:
+                found[layer][self._pipeline] = self._own.pop(layer)
+            for update in self._take(fragment, sent):
+                for layer, values in self._parts(update):
+                    found[layer][update.edge.pipelines[0]] = values
+                self._received.append(update)
+            for layer in led:
+                self._state.average(layer, found[layer])
+
+    def _take(self, fragment: int, sent: int) -> list[Update]:
+        """Remove and return the updates of a fragment that were sent after step ``sent``."""
+        stop = self._exchanges[fragment].before(sent + 1)
+        own = (each for each in self._messages.incoming if each.edge.fragment == fragment)
+        return [update for each in own for update in each.take(stop)]
+
+    def _parts(self, update: Update) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the layers of an update that have parameters, with their values."""
+        layers = range(*update.edge.layers)
+        parts = update.values.split_with_sizes([self._elements(layer, layer + 1) for layer in layers])
+        return zip(layers, parts, strict=True)
+
+    def _led(self, fragment: int) -> list[int]:
+        """Return the layers of a fragment whose exchanges this rank makes."""
+        return [
+            layer
+            for stage in self._stages
+            if self._leads(stage)
+            for start, stop in self._runs(stage, fragment)
+            for layer in range(start, stop)
+        ]
+
+    def _runs(self, stage: Stage, fragment: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs of layers of a fragment in a stage."""
+        for start, stop in self._fragments[fragment]:
+            first, end = max(start, stage.first_layer), min(stop, stage.end_layer)
+            if first < end:
+                yield first, end
+
+    def _share(self, stage: Stage, fragment: int, step: int) -> None:
+        """Give the other replicas of a stage the first one's parameters; the messages are not logged."""
+        leader, *others = (replica.device for replica in stage.replicas)
+        for first, end in self._runs(stage, fragment) if others else ():
+            elements = self._elements(first, end)
+            tag = update_tag(step, first)
+            if not elements:
+                continue
+            if self._device != leader:
+                values = self._transport.post(leader, tag, elements * FLOAT32_BYTES).wait().view(torch.float32)
+                self._parameters(first, end).put_parameters(values)
+                continue
+            values = self._parameters(first, end).parameters()
+            for other in others:
+                self._transport.send(other, tag, values.view(torch.uint8), self._clock.now_s())
+
+    def _parameters(self, first_layer: int, end_layer: int) -> LayerParameters:
+        return self._compute.flat_parameters(first_layer, end_layer, self._elements(first_layer, end_layer))
+
+    def _elements(self, first_layer: int, end_layer: int) -> int:
+        return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES

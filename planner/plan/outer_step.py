@@ -1,0 +1,93 @@
+"""The outer step of DiLoCo: settings, the layers of each fragment, and the steps after which fragments are exchanged.
+
+Pipelines train separately from common parameters. A pipeline's *pseudo-gradient* is the difference of the common
+parameters and its own. In the outer step every pipeline moves the common parameters by the mean of all
+pseudo-gradients, with the same result, and goes on from there. The state of the inner optimizer stays where it is.
+"""
+
+from dataclasses import dataclass
+
+# Which layers form a fragment: neighbours, or every n-th layer.
+PATTERNS = ("sequential", "strided")
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """Settings of the outer step, which is SGD with Nesterov momentum.
+
+    With the mean pseudo-gradient Δ, the outer momentum m becomes βm + Δ, and the common parameters θ become
+    θ - η(Δ + βm), as in DiLoCo (arXiv 2311.08105). The mean is weighted by samples. Fragments, overlap and mixing are
+    from Streaming DiLoCo (arXiv 2501.18512), and need the method ``diloco-streaming``.
+
+    Attributes:
+        learning_rate: Learning rate η, above 0.
+        momentum: Nesterov momentum β, from 0 to below 1.
+        fragments: Number of groups of layers. Each is exchanged once in ``interval_steps`` steps, one after the other
+            at equal distances.
+        pattern: With ``sequential`` neighbouring layers form a fragment; with ``strided`` fragment p of n has the
+            layers p, p + n, p + 2n and so on.
+        overlap_steps: Number of steps between the sending of pseudo-gradients and the outer step, during which
+            pipelines go on training; below ``interval_steps``.
+        mixing: Share of its own parameters that a pipeline keeps in an outer step, from 0 to below 1: the parameters
+            become mixing · own + (1 - mixing) · common.
+    """
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    fragments: int = 1
+    pattern: str = "sequential"
+    overlap_steps: int = 0
+    mixing: float = 0.0
+
+    def fragment_runs(self, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Return the layers of each fragment of a model with this many layers, as runs (first, end exclusive)."""
+        if self.pattern == "strided":
+            return tuple(
+                tuple((layer, layer + 1) for layer in range(fragment, layers, self.fragments))
+                for fragment in range(self.fragments)
+            )
+        bounds = [fragment * layers // self.fragments for fragment in range(self.fragments + 1)]
+        return tuple(((bounds[fragment], bounds[fragment + 1]),) for fragment in range(self.fragments))
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentExchanges:
+    """The exchanges of one fragment in a run, numbered from 0.
+
+    Fragment p of n is exchanged first after (p + 1) · interval_steps / n steps, rounded down, and then after every
+    further ``interval_steps`` steps. Steps count from the start of training, so that a resumed run goes on with the
+    exchanges that an undisturbed run would have.
+
+    Attributes:
+        first_after: Number of steps before the first exchange, from 1 to ``interval_steps``.
+        first_step: Number of the run's first step.
+    """
+
+    interval_steps: int
+    first_after: int
+    first_step: int = 0
+
+    @classmethod
+    def of(cls, interval_steps: int, outer: OuterStep, fragment: int, first_step: int = 0) -> "FragmentExchanges":
+        """Return the exchanges of a fragment; ``interval_steps`` is the number of fragments or more."""
+        return cls(interval_steps, (fragment + 1) * interval_steps // outer.fragments, first_step)
+
+    def before(self, step: int) -> int:
+        """Return the number of exchanges that follow the steps before ``step``, of this run."""
+        return max(0, self._since_start(step) - self._since_start(self.first_step))
+
+    def follows(self, step: int) -> bool:
+        """Return whether an exchange follows a step of training, which may be one before this run."""
+        return self._since_start(step + 1) > self._since_start(step)
+
+    def last_step(self, exchange: int) -> int:
+        """Return the step that an exchange of this run follows."""
+        number = exchange + self._since_start(self.first_step)
+        return self.first_after + number * self.interval_steps - 1
+
+    def steps_of(self, count: int) -> int:
+        """Return the number of this run's steps whose progress the first ``count`` exchanges contain."""
+        return self.last_step(count - 1) + 1 - self.first_step if count else 0
+
+    def _since_start(self, step: int) -> int:
+        return max(0, (step - self.first_after) // self.interval_steps + 1)

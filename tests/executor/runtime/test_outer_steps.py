@@ -1,0 +1,223 @@
+"""DiLoCo and Streaming DiLoCo: against training in one process, and where they must equal other methods."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from executor.core.job import CheckpointConfig
+from executor.recovery.checkpoints import resumption
+from planner.check import check_plan
+from planner.plan.outer_step import PATTERNS, OuterStep
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.record import RunRecord
+from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.training import Optimizer
+from tests.helpers.processes.separate import train_separately
+from tests.helpers.processes.training import MODELS, hybrid_plan, train_in_one_process, training_scenario
+from tests.helpers.strategies.manual_transport import Pipelines
+from tests.helpers.strategies.scripted_policy import Scripted
+
+CODE = ModelCode(MODELS / "digits.py", {"width": 8, "depth": 3})
+LAYERS = 4
+TOLERANCE = 1e-6
+
+OPTIMIZERS = (Optimizer("sgd", 0.2), Optimizer("momentum", 0.05), Optimizer("adamw", 0.01))
+
+
+def scenario_of(devices: int, optimizer: Optimizer = OPTIMIZERS[0], clip_norm: float | None = None) -> Scenario:
+    regions = [f"region-{index}" for index in range(devices)]
+    scenario = training_scenario(CODE, devices, optimizer=optimizer, regions=regions)
+    assert len(scenario.model.layers) == LAYERS
+    return replace(scenario, training=replace(scenario.training, clip_norm=clip_norm))
+
+
+def separate(scenario: Scenario, samples: Sequence[int], every: int, outer: OuterStep, method: str = "") -> Plan:
+    """A device for each pipeline, of which the second has two stages; streaming unless a method is given."""
+    pipelines = []
+    for index, (device, count) in enumerate(zip(scenario.cluster.devices, samples, strict=True)):
+        cuts = [(0, 1), (1, LAYERS)] if index == 1 else [(0, LAYERS)]
+        stages = tuple(Stage(first, end, (Replica(device.name),), 2) for first, end in cuts)
+        pipelines.append(Pipeline(stages, (count - 1, 1)))
+    how = Synchronisation(method or "diloco-streaming", interval_steps=every, outer=outer)
+    plan = Plan(scenario.name, scenario.model.name, "hand", "compact-zb", tuple(pipelines), synchronisation=how)
+    check_plan(plan, scenario)
+    return plan
+
+
+def trained(scenario: Scenario, plan: Plan, steps: int, delays: Sequence[int] = ()) -> list[dict[str, torch.Tensor]]:
+    """Let pipelines take their steps in turn; the messages of step n arrive ``delays[n]`` steps later, then all."""
+    pipelines = Pipelines(scenario, plan, steps)
+    for step in range(steps):
+        for p in range(len(plan.pipelines)):
+            pipelines.step(p)
+        if not delays or any(sent + delay == step for sent, delay in enumerate(delays[: step + 1])):
+            pipelines.network.deliver_all()
+    pipelines.finish()
+    return [dict(compute.named_parameters()) for compute in pipelines.computes]
+
+
+def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@st.composite
+def streams(draw: st.DrawFn, most_steps: int = 5) -> tuple[int, OuterStep]:
+    every = draw(st.integers(1, most_steps))
+    outer = OuterStep(
+        learning_rate=draw(st.sampled_from([0.3, 0.7, 1.0])),
+        momentum=draw(st.sampled_from([0.0, 0.5, 0.9])),
+        fragments=draw(st.integers(1, min(LAYERS, every))),
+        pattern=draw(st.sampled_from(PATTERNS)),
+        overlap_steps=draw(st.integers(0, every - 1)),
+        mixing=draw(st.sampled_from([0.0, 0.25, 0.5])),
+    )
+    return every, outer
+
+
+# --- in one process ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_any_settings_follow_training_in_one_process(data: st.DataObject) -> None:
+    samples = data.draw(st.sampled_from([(12,), (6, 6), (9, 3), (5, 3, 4)]))
+    every, outer = data.draw(streams())
+    optimizer = data.draw(st.sampled_from(OPTIMIZERS))
+    clip_norm = data.draw(st.sampled_from([None, 0.05]))
+    steps = data.draw(st.integers(1, 9))
+    delays = data.draw(st.lists(st.integers(0, outer.overlap_steps), min_size=steps, max_size=steps))
+    scenario = scenario_of(len(samples), optimizer, clip_norm)
+    plan = separate(scenario, samples, every, outer)
+    expected = train_separately(scenario, plan, steps)
+    for found, parameters in zip(trained(scenario, plan, steps, delays), expected.parameters, strict=True):
+        torch.testing.assert_close(found, dict(parameters), rtol=1e-5, atol=TOLERANCE)
+
+
+@given(streams(), st.sampled_from([(6, 6), (5, 3, 4)]))
+@settings(max_examples=8)
+def test_all_pipelines_have_the_same_parameters_after_an_outer_step(
+    how: tuple[int, OuterStep], samples: tuple[int, ...]
+) -> None:
+    """To the bit, since each pipeline computes the outer step itself."""
+    every, outer = how
+    scenario = scenario_of(len(samples), OPTIMIZERS[2])
+    plan = separate(scenario, samples, every, replace(outer, mixing=0.0, fragments=1, overlap_steps=0))
+    first, *others = trained(scenario, plan, 2 * every)
+    for other in others:
+        assert_equal(other, first)
+
+
+def test_exchanging_every_step_is_averaging_gradients() -> None:
+    """H = 1 and plain SGD inside, an outer learning rate of 1 without momentum; the weights are the samples."""
+    scenario = scenario_of(3)
+    plan = separate(scenario, (5, 3, 4), 1, OuterStep(1.0, 0.0), "diloco")
+    expected = train_in_one_process(scenario, 6)
+    for found in trained(scenario, plan, 6):
+        assert_near(found, dict(expected.parameters))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_single_pipeline_trains_as_if_it_took_no_outer_steps(optimizer: Optimizer, every: int) -> None:
+    scenario = scenario_of(1, optimizer)
+    plan = separate(scenario, (12,), every, OuterStep(1.0, 0.0), "diloco")
+    assert_near(trained(scenario, plan, 7)[0], dict(train_in_one_process(scenario, 7).parameters))
+
+
+def test_without_outer_optimizer_it_is_averaging_parameters() -> None:
+    scenario = scenario_of(2, OPTIMIZERS[1])
+    plan = separate(scenario, (6, 6), 3, OuterStep(1.0, 0.0), "diloco")
+    averaged = replace(plan, synchronisation=Synchronisation("ma", interval_steps=3, staleness_bound=0))
+    for found, expected in zip(trained(scenario, plan, 6), trained(scenario, averaged, 6), strict=True):
+        assert_near(found, expected)
+
+
+def test_streaming_the_whole_model_without_overlap_is_diloco() -> None:
+    scenario = scenario_of(2, OPTIMIZERS[2])
+    both = [trained(scenario, separate(scenario, (7, 5), 3, OuterStep(), method), 8) for method in ("diloco", "")]
+    for one, other in zip(*both, strict=True):
+        assert_equal(one, other)
+
+
+# --- in real processes ------------------------------------------------------------------------------------------
+
+
+def hybrid(every: int, outer: OuterStep) -> tuple[Scenario, Plan]:
+    """A pipeline of two stages, the first one on two devices, beside a device that trains alone."""
+    scenario = scenario_of(4, OPTIMIZERS[2])
+    plan = hybrid_plan(scenario, "1f1b", [([(1, [1.0, 2.0]), (3, [1.0])], [4, 2]), ([(4, [1.0])], [6])])
+    how = Synchronisation("diloco-streaming", interval_steps=every, outer=outer)
+    return scenario, replace(plan, synchronisation=how)
+
+
+def run(
+    scenario: Scenario, plan: Plan, folder: Path, steps: int, checkpoints: CheckpointConfig | None = None
+) -> tuple[RunRecord, dict[str, torch.Tensor]]:
+    """The record, and the parameters of the last pipeline."""
+    target = folder / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target, checkpoints=checkpoints).run(scenario, plan, None, steps)
+    return record, load_file(target)
+
+
+@pytest.mark.parametrize(
+    ("every", "outer"),
+    [(2, OuterStep()), (4, OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5))],
+    ids=["at-once", "streaming"],
+)
+def test_replicas_and_stages_form_a_worker(every: int, outer: OuterStep, tmp_path: Path) -> None:
+    scenario, plan = hybrid(every, outer)
+    record, parameters = run(scenario, plan, tmp_path, 9)
+    expected = train_separately(scenario, plan, 9)
+    assert record.losses == pytest.approx(expected.losses, rel=1e-5)
+    torch.testing.assert_close(parameters, dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
+
+
+def rented(plan: Plan, *names: tuple[str, ...]) -> Plan:
+    """The plan with these devices as the replicas of each pipeline's only stage."""
+    pipelines = [
+        replace(pipeline, stages=(replace(pipeline.stages[0], replicas=tuple(map(Replica, own))),))
+        for pipeline, own in zip(plan.pipelines, names, strict=True)
+    ]
+    return replace(plan, pipelines=tuple(pipelines))
+
+
+def test_replicas_come_and_go_between_outer_steps(tmp_path: Path) -> None:
+    """A device joins the first worker, and goes to the second one while pseudo-gradients are under way."""
+    scenario = scenario_of(3, OPTIMIZERS[1])
+    plan = hybrid_plan(scenario, "1f1b", [([(LAYERS, [1.0])], [4, 2]), ([(LAYERS, [1.0])], [6])])
+    outer = OuterStep(fragments=2, overlap_steps=2)
+    plan = replace(plan, synchronisation=Synchronisation("diloco-streaming", interval_steps=4, outer=outer))
+    later = {
+        1: rented(plan, ("device-0", "device-2"), ("device-1",)),
+        4: rented(plan, ("device-0",), ("device-1", "device-2")),
+    }
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 9)
+    assert [decision.first_step for decision in record.decisions] == [3, 6]
+    expected = train_separately(scenario, plan, 9)
+    assert record.losses == pytest.approx(expected.losses, rel=1e-5)
+    torch.testing.assert_close(load_file(target), dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("first_steps", [5, 6])
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(first_steps: int, tmp_path: Path) -> None:
+    """Also with pseudo-gradients under way: pipelines keep their own optimizers' states, and outer steps their time."""
+    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5))
+    whole, expected = run(scenario, plan, tmp_path, 11)
+    folder = tmp_path / "checkpoints"
+    first, _ = run(scenario, plan, tmp_path, first_steps, CheckpointConfig(folder, 3))
+    assert resumption(folder, scenario, 11, print) == (first_steps, plan)
+    rest, found = run(scenario, plan, tmp_path, 11, CheckpointConfig(folder, 3, first_steps))
+    assert (*first.losses, *rest.losses) == whole.losses
+    assert_equal(found, expected)
