@@ -2,12 +2,15 @@
 
 A stopped process keeps its connections open, so that for other ranks it looks like a link that is down. The agent
 measures silence in its own checks instead of seconds: if the machine is too busy to run the ranks, it is also too busy
-to run the checks. User code that never returns is not detected, since the heartbeat has a thread of its own.
+to run the checks. It also learns how irregular a rank's heartbeats are, and suspects only a silence far outside their
+distribution, so that a rank which is merely slow lives on. User code that never returns is not detected, since the
+heartbeat has a thread of its own.
 """
 
 import os
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +20,10 @@ from executor.core.timeouts import timeouts
 _ENDED = "ZX"
 _STOPPED = "T"
 _DEBUGGED = "t"
+
+# A silence is suspicious if it is this many times as long as the longest pause between the last heartbeats.
+_OUTSIDE = 2
+_REMEMBERED = 256
 
 
 def beat_path(folder: Path, rank: int) -> Path:
@@ -45,7 +52,7 @@ class LivenessProbe:
     Args:
         path: The heartbeat file, which the process creates after its start.
         stopped_s: The longest time for which a signal may stop the process, in seconds.
-        silent_s: The longest time without a heartbeat, in seconds.
+        silent_s: The longest time without a heartbeat if the earlier ones were regular, in seconds.
         pause_s: Time from one check to the next, in seconds.
     """
 
@@ -58,6 +65,8 @@ class LivenessProbe:
         self._beat_ns = 0
         self._silent = 0
         self._stopped = 0
+        # The pauses between the last heartbeats that were not regular, in checks.
+        self._pauses: deque[int] = deque(maxlen=_REMEMBERED)
 
     def check(self) -> str:
         """Return why the process must be killed; an empty string if it runs, or has ended."""
@@ -73,10 +82,14 @@ class LivenessProbe:
             # There is no file before the process has started its heartbeat: count this as a beat.
             beat_ns = self._beat_ns + 1
         self._stopped = self._stopped + 1 if state == _STOPPED else 0
-        self._silent = self._silent + 1 if beat_ns == self._beat_ns and state != _DEBUGGED else 0
+        if beat_ns == self._beat_ns and state != _DEBUGGED:
+            self._silent += 1
+        elif beat_ns != self._beat_ns:
+            self._pauses.append(self._silent)
+            self._silent = 0
         self._beat_ns = beat_ns
         if self._stopped >= self._max_stopped:
             return f"its process was stopped by a signal, and not continued for {self._stopped * self._pause_s:.0f} s"
-        if self._silent >= self._max_silent:
+        if self._silent >= max(self._max_silent, _OUTSIDE * max(self._pauses, default=0)):
             return f"its process has not touched its heartbeat file for {self._silent * self._pause_s:.0f} s"
         return ""

@@ -8,6 +8,8 @@ import json
 import os
 from dataclasses import dataclass
 
+from planner.scenario.faults import HANG_LIMIT_S
+
 _VARIABLE = "ROPEBRIDGE_TIMEOUTS"
 
 
@@ -33,8 +35,8 @@ class Timeouts:
         probe_s: Interval at which an agent checks the processes of its ranks.
         stopped_s: Time after which a process that a signal has stopped is killed, if the run ends with a lost rank.
         stopped_recovering_s: Time after which a stopped process is killed if the run survives lost ranks.
-        silent_s: Time without a heartbeat after which a rank's process is killed; long, since some extensions hold
-            Python's global lock, so that the heartbeat's thread cannot run.
+        silent_s: Time without a heartbeat before which no rank's process is killed; long, since some extensions hold
+            Python's global lock, so that the heartbeat's thread cannot run. Longer if there were such pauses before.
         early_death_s: Age below which the death of a process counts as early; the run ends after three early deaths
             of a rank in a row.
         agent_exit_s: Time limit for an agent to end its ranks, after which the agent is killed.
@@ -60,7 +62,7 @@ class Timeouts:
     heartbeat_s: float = 1.0
     probe_s: float = 0.05
     stopped_s: float = 10.0
-    stopped_recovering_s: float = 1.0
+    stopped_recovering_s: float = HANG_LIMIT_S
     silent_s: float = 60.0
     early_death_s: float = 20.0
     agent_exit_s: float = 5.0

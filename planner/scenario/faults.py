@@ -20,7 +20,9 @@ from traces.preemption.trace import Interval, PreemptionTrace
 DETECTION_S = 0.1
 
 # Seconds for which a process may hang in a run that keeps copies of the state; the executor then ends and replaces it.
-HANG_LIMIT_S = 1.0
+# With a limit near the price of a replacement (a new process, new connections, repeated steps) neither a short hang nor
+# an endless one costs much more than it must.
+HANG_LIMIT_S = 4.0
 
 # Seconds after the detection that a process was ended until its device has a new one.
 _REPLACED_S = 0.05

@@ -99,7 +99,9 @@ def test_the_run_goes_on_from_the_newest_complete_copies(leaves_s: float) -> Non
     assert step_ends_s(record.events) == sorted(step_ends_s(record.events))
 
 
-@pytest.mark.parametrize(("hangs_s", "is_lost"), [(0.9, False), (1.2, True), (30.0, True), (inf, True)])
+@pytest.mark.parametrize(
+    ("hangs_s", "is_lost"), [(HANG_LIMIT_S - 0.1, False), (HANG_LIMIT_S + 0.2, True), (30.0, True), (inf, True)]
+)
 def test_a_process_that_hangs_for_long_is_lost_where_copies_are_kept(hangs_s: float, is_lost: bool) -> None:
     hang = Hang("device-1", 9.0, 9.0 + hangs_s)
     scenario = scenario_with([hang])

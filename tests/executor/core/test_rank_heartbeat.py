@@ -3,10 +3,13 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor.core.liveness import LivenessProbe
 from executor.core.timeouts import Timeouts
@@ -53,6 +56,28 @@ def test_who_does_not_touch_its_file_for_a_minute_stands_still(path: Path, proce
     process.kill()
     process.wait()
     assert seen.check() == ""
+
+
+@given(pauses=st.lists(st.integers(1, 300), min_size=1, max_size=20), lasts=st.integers(0, 700))
+def test_who_was_silent_before_may_be_silent_again(pauses: list[int], lasts: int) -> None:
+    """A silence ends a process only outside the distribution of its own pauses: at more than twice the longest one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "beat"
+        path.touch()
+        seen = LivenessProbe(os.getpid(), path, STOPPED_CHECKS, SILENT_CHECKS, 1.0)
+        limit = SILENT_CHECKS
+        seen.check()
+        for number, pause in enumerate(pauses):
+            suspected = [seen.check() for _ in range(pause)]
+            assert any(suspected) == (pause >= limit)
+            if any(suspected):
+                break
+            limit = max(limit, 2 * pause)
+            os.utime(path, ns=(number, number))
+            assert seen.check() == ""
+        else:
+            suspected = [seen.check() for _ in range(lasts)]
+            assert any(suspected) == (lasts >= limit)
 
 
 def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.Popen[bytes]") -> None:

@@ -19,7 +19,7 @@ from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
-from tests.helpers.processes.blows import strike
+from tests.helpers.processes.blows import await_step, strike
 from tests.helpers.processes.training import assert_trained, chain, hybrid_plan, train_in_one_process
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
@@ -51,6 +51,30 @@ def test_a_rank_that_is_lost_is_replaced(
     killer.join(0)
     assert not killer.is_alive()
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+def test_a_rank_that_is_stopped_for_a_while_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the run would survive its loss: that costs more than the stop."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan = chain()
+    processes = []
+
+    def stop() -> None:
+        for step in (4, 8):
+            job = await_step(tmp_path, 1, step)
+            processes.append(int(beat_path(job, 1).read_text()))
+            if step == 4:
+                os.kill(processes[0], signal.SIGSTOP)
+                time.sleep(3.0)
+                os.kill(processes[0], signal.SIGCONT)
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    record = TorchBackend("real", backup_every=1).run(scenario, plan, None, STEPS)
+    stopper.join(10.0)
+    assert len(processes) == 2
+    assert len(set(processes)) == 1
+    assert len({(e.device, e.action, e.step, e.microbatch) for e in computed(record)}) == len(computed(record))
 
 
 @pytest.mark.parametrize(
