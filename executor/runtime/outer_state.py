@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from executor.runtime.pseudo_gradients import pack_layer, unpack_layer
 from executor.training.compute import LayerParameters
 from planner.plan.outer_step import OuterStep
 
@@ -20,11 +21,13 @@ class _Layer:
         common: The common parameters.
         momentum: The outer momentum.
         mean: Mean pseudo-gradient of an outer step that is still to be taken; None if there is none.
+        left_out: What compression has left out of the pseudo-gradients that were sent; None if nothing.
     """
 
     common: torch.Tensor
     momentum: torch.Tensor
     mean: torch.Tensor | None = None
+    left_out: torch.Tensor | None = None
 
 
 class OuterState:
@@ -60,14 +63,26 @@ class OuterState:
                 common = parameters(layer).parameters()
                 self._layers[layer] = _Layer(common, torch.zeros_like(common))
 
-    def pseudo_gradient(self, layer: int) -> torch.Tensor:
-        """Return the common parameters of a layer minus this rank's."""
-        return self._layers[layer].common - self._parameters(layer).parameters()
+    def pack(self, layer: int) -> torch.Tensor:
+        """Return a layer's pseudo-gradient as it is sent, a one-dimensional uint8 tensor."""
+        settings, own = self._settings, self._layers[layer]
+        values = own.common - self._parameters(layer).parameters()
+        if settings.is_lossless:
+            return pack_layer(settings, values)
+        if own.left_out is not None:
+            values += own.left_out * settings.feedback
+        packed = pack_layer(settings, values)
+        own.left_out = values - unpack_layer(settings, packed, values.numel())
+        return packed
 
-    def average(self, layer: int, parts: Mapping[int, torch.Tensor]) -> None:
-        """Average the pseudo-gradients of a layer, given by pipeline, for the next outer step."""
-        weighted = [parts[pipeline] * self._weights[pipeline] for pipeline in sorted(parts)]
-        self._layers[layer].mean = sum(weighted[1:], weighted[0])
+    def average(self, layer: int, packed: Mapping[int, torch.Tensor]) -> None:
+        """Average the pseudo-gradients of a layer, as they were sent by each pipeline, for the next outer step."""
+        own = self._layers[layer]
+        weighted = [
+            unpack_layer(self._settings, packed[pipeline], own.common.numel()) * self._weights[pipeline]
+            for pipeline in sorted(packed)
+        ]
+        own.mean = sum(weighted[1:], weighted[0])
 
     def has_mean(self, layer: int) -> bool:
         """Return whether the mean pseudo-gradient of the next outer step is known."""
@@ -87,23 +102,23 @@ class OuterState:
         parameters.put_parameters(mixed)
 
     def tensors(self, layer: int) -> OuterTensors:
-        """Return a copy of the state of a layer; the mean is part of it only if an outer step is still to be taken."""
+        """Return a copy of the state of a layer by the names of `_Layer`, without what is None."""
         own = self._layers[layer]
-        found = {"common": own.common.clone(), "momentum": own.momentum.clone()}
-        return found if own.mean is None else {**found, "mean": own.mean.clone()}
+        found = {"common": own.common, "momentum": own.momentum, "mean": own.mean, "left_out": own.left_out}
+        return {name: each.clone() for name, each in found.items() if each is not None}
 
 
 class NoOuterState:
     """Zeros in place of the pseudo-gradients of `OuterState`, for paced compute; they take no memory."""
 
-    def __init__(self, elements: Callable[[int], int]) -> None:
-        self._elements = elements
+    def __init__(self, packed_bytes: Callable[[int], int]) -> None:
+        self._packed_bytes = packed_bytes
 
-    def pseudo_gradient(self, layer: int) -> torch.Tensor:
+    def pack(self, layer: int) -> torch.Tensor:
         """Return zeros."""
-        return torch.zeros(1).expand(self._elements(layer))
+        return torch.zeros(1, dtype=torch.uint8).expand(self._packed_bytes(layer))
 
-    def average(self, layer: int, parts: Mapping[int, torch.Tensor]) -> None:
+    def average(self, layer: int, packed: Mapping[int, torch.Tensor]) -> None:
         """Ignore the pseudo-gradients."""
 
     def has_mean(self, layer: int) -> bool:

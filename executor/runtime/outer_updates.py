@@ -53,6 +53,7 @@ class OuterUpdates:
 
     def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, OuterTensors]) -> None:
         how = plan.synchronisation
+        self._settings = how.outer
         self._overlap_steps = how.outer.overlap_steps
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = [
@@ -63,13 +64,13 @@ class OuterUpdates:
         own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
         self._state: OuterState | NoOuterState
         if isinstance(self._compute, PacedCompute):
-            self._state = NoOuterState(lambda layer: self._elements(layer, layer + 1))
+            self._state = NoOuterState(self._packed_bytes)
         else:
             weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
             self._state = OuterState(
                 how.outer, weights, lambda layer: self._parameters(layer, layer + 1), own, restored
             )
-        # This rank's pseudo-gradients as other pipelines receive them, by layer, until the outer step.
+        # This rank's pseudo-gradients as they were sent, by layer, until the outer step.
         self._own: dict[int, torch.Tensor] = {}
         self._received: list[Update] = []
         common = (self._steps - 1, self._transport, self._clock, self._recorder)
@@ -109,7 +110,7 @@ class OuterUpdates:
         self._messages.end_step(now_s)
         for fragment in self._exchanged_after(step):
             for layer in self._led(fragment):
-                self._own[layer] = self._state.pseudo_gradient(layer)
+                self._own[layer] = self._state.pack(layer)
             for edge in self._messages.outgoing:
                 if edge.fragment == fragment:
                     values = torch.cat([self._own[layer] for layer in range(*edge.layers)])
@@ -190,9 +191,9 @@ class OuterUpdates:
         return [update for each in own for update in each.take(stop)]
 
     def _parts(self, update: Update) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the layers of an update that have parameters, with their values."""
+        """Yield the layers of an update with their bytes."""
         layers = range(*update.edge.layers)
-        parts = update.values.split_with_sizes([self._elements(layer, layer + 1) for layer in layers])
+        parts = update.payload.split_with_sizes([self._packed_bytes(layer) for layer in layers])
         return zip(layers, parts, strict=True)
 
     def _led(self, fragment: int) -> list[int]:
@@ -230,6 +231,9 @@ class OuterUpdates:
 
     def _parameters(self, first_layer: int, end_layer: int) -> LayerParameters:
         return self._compute.flat_parameters(first_layer, end_layer, self._elements(first_layer, end_layer))
+
+    def _packed_bytes(self, layer: int) -> int:
+        return self._settings.packed_bytes(self._elements(layer, layer + 1))
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES

@@ -1,6 +1,6 @@
 """Checks of the outer step of DiLoCo."""
 
-from planner.plan.outer_step import PATTERNS, OuterStep
+from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
 from planner.plan.plan import OUTER_METHODS, Plan
 from traces.common.errors import InputError, find_by_name
 
@@ -33,10 +33,21 @@ def check_outer_step(plan: Plan) -> None:
     if not 0 <= outer.momentum < 1:
         valid = "give a number from 0 to below 1; 0.9 is usual"
         raise _refused("a momentum", outer.momentum, "momentum", valid)
+    _check_compression(outer)
     if how.method == "diloco":
         _check_plain(outer)
     else:
         _check_streaming(plan, outer)
+
+
+def _check_compression(outer: OuterStep) -> None:
+    known = dict.fromkeys(OUTER_COMPRESSIONS)
+    find_by_name(outer.compression, known, "compression", where=f"{_WHERE}.compression")
+    if not 0 < outer.density <= 1:
+        raise _refused("a density", outer.density, "density", "give the share of values to send, above 0 and 1 at most")
+    if not 0 <= outer.feedback <= 1:
+        valid = "give the share of what was not sent that is kept, from 0 to 1"
+        raise _refused("an error feedback", outer.feedback, "feedback", valid)
 
 
 def _check_plain(outer: OuterStep) -> None:

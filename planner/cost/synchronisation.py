@@ -246,9 +246,18 @@ def _edges(
         for start, stop in runs:
             first = max(sending.first_layer, target.first_layer, start)
             end = max(first, min(sending.end_layer, target.end_layer, stop))
-            size_bytes = group_bytes(scenario, first, end, degree)
+            size_bytes = _update_bytes(plan, scenario, range(first, end), degree)
             if size_bytes:
                 yield UpdateEdge(ends[0].device, ends[1].device, pipelines, index, (first, end), size_bytes, fragment)
+
+
+def _update_bytes(plan: Plan, scenario: Scenario, layers: range, degree: int) -> int:
+    """Return the bytes of an update of consecutive layers; pseudo-gradients are packed layer by layer."""
+    how = plan.synchronisation
+    if not how.has_outer_step:
+        return group_bytes(scenario, layers.start, layers.stop, degree)
+    sizes = (group_bytes(scenario, layer, layer + 1, degree) for layer in layers)
+    return sum(how.outer.packed_bytes(size_bytes // FLOAT32_BYTES) for size_bytes in sizes)
 
 
 def _fragments(plan: Plan, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -10,6 +10,16 @@ from dataclasses import dataclass
 # Which layers form a fragment: neighbours, or every n-th layer.
 PATTERNS = ("sequential", "strided")
 
+# Formats of the values of pseudo-gradients: float32, bfloat16, or integers with one float32 scale for each chunk.
+OUTER_COMPRESSIONS = ("none", "bf16", "int8", "int4")
+
+# Most values of a layer that share a scale; with a density below 1, among which the largest ones are chosen.
+_DENSE_CHUNK = 256
+_SPARSE_CHUNK = 4096
+INDEX_BYTES = 2
+_SCALE_BYTES = 4
+_FLOAT32_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
@@ -30,6 +40,12 @@ class OuterStep:
             pipelines go on training; below ``interval_steps``.
         mixing: Share of its own parameters that a pipeline keeps in an outer step, from 0 to below 1: the parameters
             become mixing · own + (1 - mixing) · common.
+        compression: Format in which pseudo-gradients are sent, one of `OUTER_COMPRESSIONS`. Streaming DiLoCo sends 4
+            bits in another format, E3M0.
+        density: Share of the values of each chunk that are sent, those with the largest absolute values, as in
+            SparseLoCo (arXiv 2508.15706); above 0, and 1 for all.
+        feedback: What compression has left out is multiplied by this factor, from 0 to 1, and added to the next
+            pseudo-gradient (error feedback). SparseLoCo has 0.95, and no outer momentum.
     """
 
     learning_rate: float = 0.7
@@ -38,6 +54,39 @@ class OuterStep:
     pattern: str = "sequential"
     overlap_steps: int = 0
     mixing: float = 0.0
+    compression: str = "none"
+    density: float = 1.0
+    feedback: float = 1.0
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether other pipelines receive pseudo-gradients as they are."""
+        return self.compression == "none" and self.density == 1
+
+    def chunks(self, elements: int) -> tuple[int, int, int]:
+        """Return the number of chunks of a layer, the values of a chunk, and how many of them are sent.
+
+        Chunks are equally large; the last one is filled with zeros.
+        """
+        if self.density == 1 and self.compression in ("none", "bf16"):
+            return 1, elements, elements
+        most = _DENSE_CHUNK if self.density == 1 else _SPARSE_CHUNK
+        count = -(-elements // most)
+        width = -(-elements // count)
+        return count, width, max(1, round(self.density * width))
+
+    def packed_bytes(self, elements: int) -> int:
+        """Return the bytes of a layer's pseudo-gradient in a message."""
+        if not elements:
+            return 0
+        count, width, kept = self.chunks(elements)
+        row_bytes = {
+            "none": _FLOAT32_BYTES * kept,
+            "bf16": 2 * kept,
+            "int8": _SCALE_BYTES + kept,
+            "int4": _SCALE_BYTES + -(-kept // 2),
+        }[self.compression]
+        return count * (row_bytes + (INDEX_BYTES * kept if kept < width else 0))
 
     def fragment_runs(self, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Return the layers of each fragment of a model with this many layers, as runs (first, end exclusive)."""

@@ -157,8 +157,12 @@ def test_both_sum_gradients_in_the_same_messages(how: Synchronisation) -> None:
 
 @pytest.mark.parametrize(
     "outer",
-    [OuterStep(), OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5)],
-    ids=["at-once", "streaming"],
+    [
+        OuterStep(),
+        OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5),
+        OuterStep(fragments=2, overlap_steps=1, compression="int4", density=0.1),
+    ],
+    ids=["at-once", "streaming", "compressed"],
 )
 def test_both_exchange_the_same_pseudo_gradients_in_the_same_order(outer: OuterStep) -> None:
     """Three pipelines that cut the layers at other places; one has a stage of two replicas."""

@@ -14,7 +14,7 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from planner.check import check_plan
-from planner.plan.outer_step import PATTERNS, OuterStep
+from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import ModelCode, Scenario
@@ -85,6 +85,16 @@ def streams(draw: st.DrawFn, most_steps: int = 5) -> tuple[int, OuterStep]:
     return every, outer
 
 
+@st.composite
+def compressed(draw: st.DrawFn) -> OuterStep:
+    return OuterStep(
+        momentum=draw(st.sampled_from([0.0, 0.9])),
+        compression=draw(st.sampled_from(OUTER_COMPRESSIONS)),
+        density=draw(st.sampled_from([1.0, 0.1])),
+        feedback=draw(st.sampled_from([1.0, 0.95])),
+    )
+
+
 # --- in one process ---------------------------------------------------------------------------------------------
 
 
@@ -104,16 +114,14 @@ def test_any_settings_follow_training_in_one_process(data: st.DataObject) -> Non
         torch.testing.assert_close(found, dict(parameters), rtol=1e-5, atol=TOLERANCE)
 
 
-@given(streams(), st.sampled_from([(6, 6), (5, 3, 4)]))
-@settings(max_examples=8)
+@given(compressed(), st.integers(1, 3), st.sampled_from([(6, 6), (5, 3, 4)]))
+@settings(max_examples=10)
 def test_all_pipelines_have_the_same_parameters_after_an_outer_step(
-    how: tuple[int, OuterStep], samples: tuple[int, ...]
+    outer: OuterStep, every: int, samples: tuple[int, ...]
 ) -> None:
-    """To the bit, since each pipeline computes the outer step itself."""
-    every, outer = how
+    """To the bit, since each pipeline computes the outer step itself, from the same compressed values."""
     scenario = scenario_of(len(samples), OPTIMIZERS[2])
-    plan = separate(scenario, samples, every, replace(outer, mixing=0.0, fragments=1, overlap_steps=0))
-    first, *others = trained(scenario, plan, 2 * every)
+    first, *others = trained(scenario, separate(scenario, samples, every, outer, "diloco"), 2 * every)
     for other in others:
         assert_equal(other, first)
 
@@ -213,7 +221,7 @@ def test_replicas_come_and_go_between_outer_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first_steps", [5, 6])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(first_steps: int, tmp_path: Path) -> None:
     """Also with pseudo-gradients under way: pipelines keep their own optimizers' states, and outer steps their time."""
-    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5))
+    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", density=0.5))
     whole, expected = run(scenario, plan, tmp_path, 11)
     folder = tmp_path / "checkpoints"
     first, _ = run(scenario, plan, tmp_path, first_steps, CheckpointConfig(folder, 3))

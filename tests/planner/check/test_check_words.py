@@ -241,6 +241,17 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
             "a momentum of 1 is not allowed",
         ),
         (
+            Synchronisation("diloco", outer=OuterStep(compression="int5")),
+            "outer.compression",
+            "unknown compression 'int5'",
+        ),
+        (Synchronisation("diloco", outer=OuterStep(density=0.0)), "outer.density", "a density of 0 is not allowed"),
+        (
+            Synchronisation("diloco", outer=OuterStep(feedback=1.5)),
+            "outer.feedback",
+            "an error feedback of 1.5 is not allowed",
+        ),
+        (
             Synchronisation("diloco", interval_steps=8, outer=OuterStep(overlap_steps=2)),
             "outer.overlap_steps",
             "'overlap_steps' does not fit method 'diloco', which exchanges the whole model at once",
