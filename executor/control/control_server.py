@@ -244,9 +244,10 @@ class ControlServer:
             self._drop_oldest_unproved()
 
     def _pause_accepting(self, pause_s: float) -> None:
+        """Accept no connection for a time, after earlier pauses: many that end at once must not share one pause."""
         if not self._accepts_from_s:
             self._selector.unregister(self._listening)
-        self._accepts_from_s = max(self._accepts_from_s, time.monotonic() + pause_s)
+        self._accepts_from_s = max(self._accepts_from_s, time.monotonic()) + pause_s
 
     def _drop_oldest_unproved(self) -> None:
         oldest = min((peer for peer in self._peers if not peer.is_proved), key=lambda peer: peer.since_s, default=None)

@@ -150,7 +150,7 @@ def test_a_head_without_descriptors_goes_on() -> None:
     "words",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xff\xfe\n",
+        b"\x00\xff\xfe\xfd\xfc\n",
         b"[" * 3000 + b"\n",
         b'{"kind": "hello", "rank": 1, "incarnation": 0}\n',
         b"x" * (UNPROVED_BYTES + 1),

@@ -60,11 +60,17 @@ def test_hosts_train_together(tmp_path: Path) -> None:
     hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
     target = tmp_path / "parameters.safetensors"
     member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
-    backend = TorchBackend("real", parameters=target, resources=tmp_path, hosts=hosts, on_this_device=True)
+    lines: list[str] = []
+    backend = TorchBackend(
+        "real", parameters=target, resources=tmp_path, hosts=hosts, on_this_device=True, tell=lines.append
+    )
     record = backend.run(scenario, plan, None, STEPS)
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
     assert record.computed_on == [*gpu_names(), cpu_name()][0]
     assert said_at_end(member) == ""
+    (clear,) = [line for line in lines if "in the clear" in line]
+    assert "tensors are sent by gloo in the clear, over the interfaces of west (lo), east (lo)" in clear
+    assert clear.endswith("on this host lo is no interface of WireGuard")
     assert sorted(path.name for path in tmp_path.glob("resources-*")) == [
         f"resources-{rank}.jsonl" for rank in range(4)
     ]
