@@ -101,7 +101,8 @@ def test_the_latency_is_that_of_the_moment_of_departure() -> None:
     assert emulated.accept(51.0, 25_000) == pytest.approx(51.2 + 0.3)
 
 
-PACKETS = st.lists(st.tuples(st.floats(0, 0.5), st.integers(60, 65_000)), min_size=1, max_size=60)
+# Up to several times what a queue holds.
+PACKETS = st.lists(st.tuples(st.floats(0, 0.5), st.integers(60, 8_000_000)), min_size=1, max_size=60)
 
 
 @given(PACKETS, st.floats(0, 0.05))
