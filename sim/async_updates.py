@@ -45,8 +45,9 @@ class AsyncUpdates:
             self._exchanges = [FragmentExchanges.of(*how, edge.fragment) for edge in edges]
         self._bound = _bound(synchronisation)
         self._actors: Sequence[str] = ()
-        self._sender: list[int] = []
-        self._receiver: list[int] = []
+        # Numbers of the edges by the actor that sends, and by the one that receives.
+        self._outgoing: dict[int, list[int]] = {}
+        self._incoming: dict[int, list[int]] = {}
         # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
         # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
@@ -67,8 +68,10 @@ class AsyncUpdates:
         """
         number = {name: actor for actor, name in enumerate(actors)}
         self._actors = actors
-        self._sender = [number[edge.sender] for edge in self.edges]
-        self._receiver = [number[edge.receiver] for edge in self.edges]
+        self._outgoing, self._incoming = defaultdict(list), defaultdict(list)
+        for index, edge in enumerate(self.edges):
+            self._outgoing[number[edge.sender]].append(index)
+            self._incoming[number[edge.receiver]].append(index)
         self._free_s = list(self._departed_s)
         self._bound = _bound(synchronisation)
         sent = self._all_at_once.before(step)
@@ -99,8 +102,8 @@ class AsyncUpdates:
         step = len(ended_s) - 1
         return [
             self._message(number, step, now_s)
-            for number, sender in enumerate(self._sender)
-            if sender == actor and self._exchanges[number].follows(step)
+            for number in self._outgoing.get(actor, ())
+            if self._exchanges[number].follows(step)
         ]
 
     def _message(self, number: int, step: int, ready_s: float) -> UpdateMessage:
@@ -111,7 +114,7 @@ class AsyncUpdates:
         """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
         self._arrivals_s[message.edge].append(message.arrived_s)
         self._departed_s[message.edge] = message.departed_s
-        released = [(step, actor) for step, actor in self._bounded if actor == self._receiver[message.edge]]
+        released = [(step, actor) for step, actor in self._bounded if message.edge in self._incoming.get(actor, ())]
         self._bounded = [each for each in self._bounded if each not in released]
         return released
 
@@ -135,8 +138,8 @@ class AsyncUpdates:
         if self._bound is None:
             return 0.0
         latest_s = 0.0
-        for edge, receiver in enumerate(self._receiver):
-            exchanges = self._exchanges[edge].before(step - self._bound) if receiver == actor else 0
+        for edge in self._incoming.get(actor, ()):
+            exchanges = self._exchanges[edge].before(step - self._bound)
             if exchanges:
                 if len(self._arrivals_s[edge]) < exchanges:
                     return None

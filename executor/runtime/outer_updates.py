@@ -32,7 +32,8 @@ class OuterUpdates:
     """Sends one rank's pseudo-gradients to other pipelines, and takes outer steps.
 
     Args:
-        plan: The first plan; later ones have the same first replicas of stages, which exchange pseudo-gradients.
+        plan: The first plan, whose samples are the weights of the mean; later ones have the same first replicas of
+            stages, which exchange pseudo-gradients.
         edges: Every pair of devices between which pseudo-gradients are sent, with the layers.
         first_step: The first step of the run.
         steps: Number of the step after the last one.

@@ -20,7 +20,7 @@ from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 
 # A layer's pseudo-gradients take a second on a link for so many bytes.
-BYTES_PER_S = 1000
+BYTES_PER_S = 4000
 
 
 def regions(
@@ -71,7 +71,7 @@ def test_an_outer_step_waits_for_the_pseudo_gradients() -> None:
     for device in ("device-0", "device-1"):
         assert begins_s(record, device) == [0, 1, 2.75, 3.75, 5.5, 6.5]
     assert [event.step for event in sends(record, "device-0")] == [1, 3, 5]
-    assert measure(record).wan_bytes == 2 * 3 * 500
+    assert measure(record).wan_bytes == 2 * 3 * 2000
 
 
 def test_pipelines_wait_for_the_slowest() -> None:
@@ -98,7 +98,7 @@ def test_fragments_leave_one_after_the_other() -> None:
     record = simulated(regions([1.0, 1.0], [0.25, 0.5, 0.75, 1.0], 6, outer), steps=12)
     # Fragment 0 has layers 0 and 3, in two messages; fragments 1 and 2 have layers 1 and 2.
     found = [(event.step, event.size_bytes) for event in sends(record, "device-0")]
-    each = [(1, 250), (1, 1000), (3, 500), (5, 750)]
+    each = [(1, 1000), (1, 4000), (3, 2000), (5, 3000)]
     assert found == [*each, *((step + 6, size_bytes) for step, size_bytes in each)]
     # Fragment 0 leaves from 2 to 3.25, a quarter of a second too late for the step that begins at 3.
     assert begins_s(record, "device-0")[:5] == [0, 1, 2, 3.25, 4.25]

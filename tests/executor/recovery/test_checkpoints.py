@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from executor.recovery.checkpoint_file import DamagedError, Share, read_header, read_layer
+from executor.recovery.checkpoint_file import DamagedError, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from planner.scenario.scenario import WEIGHT_INDEX
 from traces.common.errors import InputError, RunError
@@ -52,6 +52,27 @@ def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     assert told == ["the checkpoint of step 15 is not used: incomplete: layers 1, 2 are missing"]
     for layer, row in ROWS.items():
         assert torch.equal(row_of(found.tensors(layer)), row + 10)
+
+
+def test_a_checkpoint_of_separate_pipelines_has_the_state_of_each(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in (5, 10, 15):
+        for pipeline in range(2) if step < 15 else range(1):
+            state = {layer: {"weight": row + step + pipeline} for layer, row in ROWS.items()}
+            state[1] = with_outer(state[1], {"common": torch.tensor([0.5, step, pipeline])})
+            folder.of_pipeline(pipeline).write("edge", step, "the plan", 8 * step, MODEL, state, pipelines=2)
+    told: list[str] = []
+    found = folder.newest(MODEL, told.append)
+    assert found.step == 10
+    assert told == ["the checkpoint of step 15 is not used: incomplete: layers 0, 1, 2 are missing"]
+    for pipeline in range(2):
+        own = found.of_pipeline(pipeline)
+        for layer, row in ROWS.items():
+            assert torch.equal(row_of(own.tensors(layer)), row + 10 + pipeline)
+        assert own.outer(1)["common"].tolist() == [0.5, 10, pipeline]
+        assert not own.outer(0)
+    # A pipeline that has no state of its own begins with that of the first one.
+    assert torch.equal(row_of(found.of_pipeline(2).tensors(0)), ROWS[0] + 10)
 
 
 @given(data=st.data())
