@@ -14,6 +14,7 @@ from experiments.benches.execution.data import measure_data
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.execution.recovery import measure_recovery
+from experiments.benches.execution.separate_training import measure_separate_training
 from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.planner import measure_planner
@@ -39,6 +40,7 @@ BENCHES: Mapping[str, Bench] = {
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
     "data": measure_data,
+    "diloco": measure_separate_training,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "jobs": measure_jobs,

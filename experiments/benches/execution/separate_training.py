@@ -1,0 +1,109 @@
+"""Measures what training in regions costs in loss: DiLoCo beside a sum of gradients in every step, at equal samples.
+
+Two ranks of this machine, each a worker with half of the samples, train a small language model of characters. Its loss
+is measured on text that was held out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from experiments.benches.cases import TWO_DEVICES, trained_scenario
+from experiments.benches.result import BenchResult, Row, at_most
+from experiments.benches.simulation.predicted import profile_of
+from experiments.models.characters import build
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.metrics import measure
+from planner.scenario.profile import TimeTable
+from planner.scenario.scenario import ModelCode
+from planner.scenario.training import LearningRateSchedule, Optimizer
+
+_MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
+_SAMPLES, _QUICK_STEPS, _STEPS, _SEEDS = 32, 300, 1000, 3
+_LEARNING_RATE = 0.002
+
+# The most by which the loss with an exchange every 50 steps may exceed that of synchronous training, as a ratio.
+MOST_RATIO = 1.03
+
+_STREAMS = OuterStep(fragments=3, pattern="strided", overlap_steps=5, mixing=0.5)
+METHODS: Mapping[str, Synchronisation] = {
+    "allreduce": Synchronisation(),
+    "averaging, 50 steps": Synchronisation("ma", interval_steps=50, staleness_bound=0),
+    "diloco, 10 steps": Synchronisation("diloco", interval_steps=10),
+    "diloco, 50 steps": Synchronisation("diloco", interval_steps=50),
+    "streaming, 50 steps": Synchronisation("diloco-streaming", interval_steps=50, outer=_STREAMS),
+    "streaming, 50 steps, int4": Synchronisation(
+        "diloco-streaming", interval_steps=50, outer=replace(_STREAMS, compression="int4")
+    ),
+    "diloco, 10 steps, 2 % int4, no momentum": Synchronisation(
+        "diloco",
+        interval_steps=10,
+        outer=OuterStep(learning_rate=1.0, momentum=0.0, compression="int4", density=0.02, feedback=0.95),
+    ),
+}
+
+
+def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Train by every method with each seed; compare the losses on held-out text with those of synchronous training."""
+    steps, seeds = (_QUICK_STEPS, 1) if quick else (_STEPS, _SEEDS)
+    rows: list[Row] = []
+    ratios: dict[str, float] = {}
+    synchronous: list[float] = []
+    for name, how in METHODS.items():
+        losses, sent_bytes = [], 0.0
+        for seed in range(seeds):
+            tell(f"{name}: {steps} steps, seed {seed}")
+            loss, sent_bytes = _train(how, seed, steps)
+            losses.append(loss)
+        synchronous = synchronous or losses
+        each = [loss / other for loss, other in zip(losses, synchronous, strict=True)]
+        ratios[name] = mean(each)
+        rows.append(
+            {
+                "method": name,
+                "loss": mean(losses),
+                "to_synchronous": ratios[name],
+                "deviation": stdev(each) if len(each) > 1 else 0.0,
+                "sent_mb": sent_bytes / 1e6,
+            }
+        )
+    return BenchResult(
+        rows, [at_most("loss of diloco, 50 steps / synchronous loss", ratios["diloco, 50 steps"], MOST_RATIO)]
+    )
+
+
+def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
+    """Return the loss on held-out text after training, and the bytes sent between the workers."""
+    code = ModelCode(_MODEL_FILE, {})
+    # The times are never used: the plan is written by hand.
+    unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
+    warmup_steps = steps // 10
+    schedule = LearningRateSchedule("cosine", warmup_steps, steps - warmup_steps, final_share=0.1)
+    rule = Optimizer("adamw", _LEARNING_RATE, schedule=schedule)
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, _SAMPLES, rule)
+    scenario = replace(scenario, training=replace(scenario.training, seed=seed))
+    stage = (0, len(scenario.model.layers))
+    pipelines = tuple(
+        Pipeline((Stage(*stage, (Replica(device),), 1),), (_SAMPLES // len(TWO_DEVICES),)) for device in TWO_DEVICES
+    )
+    plan = Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
+    with TemporaryDirectory(prefix="ropebridge-") as folder:
+        target = Path(folder) / "parameters.safetensors"
+        record = TorchBackend("real", emulator="none", parameters=target).run(scenario, plan, None, steps)
+        return _held_out_loss(load_file(target)), measure(record).wan_bytes
+
+
+def _held_out_loss(parameters: Mapping[str, torch.Tensor]) -> float:
+    model = build()
+    layers = torch.nn.Sequential(*model.layers)
+    layers.load_state_dict(dict(parameters))
+    inputs, targets = model.held_out()
+    with torch.no_grad():
+        return float(model.loss(layers(inputs), targets))
