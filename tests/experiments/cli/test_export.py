@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from executor.training.models.loading import load_model
 from planner.files.plan import write_plan
 from planner.files.scenario import read_scenario
-from planner.scenario.scenario import HuggingFaceCode
 from tests.executor.training.test_tensor_parallel import grouped_plan
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.scenarios.huggingface import (
@@ -57,17 +56,20 @@ def logits_of(scenario: Path) -> torch.Tensor:
     return outputs
 
 
-def logits_of_transformers(folder: Path, scenario: Path) -> torch.Tensor:
-    read = read_scenario(scenario)
-    assert read.code is not None
-    tokens, _ = load_model(read.code, read.training.seed).samples(0, 3)
+def exported_model(folder: Path, config: Mapping[str, Any]) -> Any:
     import transformers
 
-    is_vit = isinstance(read.code, HuggingFaceCode) and read.code.config["model_type"] == "vit"
+    is_vit = config["model_type"] == "vit"
     kind = transformers.AutoModelForImageClassification if is_vit else transformers.AutoModelForCausalLM
-    model = kind.from_pretrained(folder)
+    return kind.from_pretrained(folder)
+
+
+def logits_of_transformers(folder: Path, config: Mapping[str, Any], scenario: Path) -> torch.Tensor:
+    read = read_scenario(scenario)
+    assert read.code is not None
+    inputs, _ = load_model(read.code, read.training.seed).samples(0, 3)
     with torch.no_grad():
-        return model(tokens).logits
+        return exported_model(folder, config)(inputs).logits
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str,
     # By hand: the parameters of the run under transformers' names, which are those of the export.
     trained = load_file(tmp_path / "run" / "parameters.safetensors")
     parameters = original_names(read_scenario(scenario), trained)
-    for name, value in load_file(tmp_path / "exported" / "model.safetensors").items():
+    for name, value in exported_model(tmp_path / "exported", config).state_dict().items():
         assert torch.equal(value, parameters[name]), name
 
     # From the exported configuration and weights as a scenario of their own.
@@ -100,7 +102,7 @@ def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str,
     again.mkdir()
     write_scenario(again, config, 2, weights="../exported")
     (again / "config.json").write_text((tmp_path / "exported" / "config.json").read_text())
-    expected = logits_of_transformers(tmp_path / "exported", scenario)
+    expected = logits_of_transformers(tmp_path / "exported", config, scenario)
     found = logits_of(again / "scenario.yaml")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     if config is not GPT2:
@@ -114,7 +116,7 @@ def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str,
 
     done("run", again / "scenario.yaml", *run[1:], "-o", tmp_path / "run-again")
     done("export", tmp_path / "run", "-o", tmp_path / "newest", *checkpoints[:2])
-    newest = load_file(tmp_path / "newest" / "model.safetensors")
+    newest = exported_model(tmp_path / "newest", config).state_dict()
     assert all(torch.equal(value, parameters[name]) for name, value in newest.items())
 
 
@@ -133,16 +135,13 @@ def test_a_run_of_groups_is_exported(config: Mapping[str, Any], tmp_path: Path) 
     expected = train_transformers(read, config, STEPS)
     again = tmp_path / "again"
     again.mkdir()
-    import transformers
-
     for folder in ("end", "newest"):
-        exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder).state_dict()
+        exported = exported_model(tmp_path / folder, config).state_dict()
         assert exported.keys() == expected.parameters.keys()
         torch.testing.assert_close(dict(exported), dict(expected.parameters), rtol=1e-5, atol=1e-5)
         write_scenario(again, config, 2, weights=f"../{folder}")
-        assert torch.equal(
-            logits_of(again / "scenario.yaml"), logits_of_transformers(tmp_path / folder, again / "scenario.yaml")
-        )
+        expected_logits = logits_of_transformers(tmp_path / folder, config, again / "scenario.yaml")
+        assert torch.equal(logits_of(again / "scenario.yaml"), expected_logits)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
