@@ -94,11 +94,15 @@ def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None
         if code.path is not None:
             load_weights(model, code.path)
         return _split(model, code)
+    origins = [] if chosen is None else _origins(code)
+    if chosen is not None and len(set(chosen)) == len(origins):
+        chosen = None
     if code.path is None and chosen is None:
         return _split(transformers_model(code, seed), code)
     with DeferredWeights(draws=code.path is None) as deferred:
         model = transformers_model(code, seed)
-    deferred.fill(model, [model] if chosen is None else list(_submodules(model, code, chosen)))
+    names = [""] if chosen is None else [name for index in chosen for name in origins[index]]
+    deferred.fill(model, map(model.get_submodule, names))
     if code.path is not None:
         load_weights(model, code.path)
     made = _split(model, code)
@@ -108,14 +112,11 @@ def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None
     return made
 
 
-def _submodules(model: nn.Module, code: HuggingFaceCode, layers: Collection[int]) -> Iterator[nn.Module]:
-    """Yield the submodules of a model of transformers that some layers consist of."""
+def _origins(code: HuggingFaceCode) -> list[list[str]]:
+    """Return, for each layer, the names of the submodules of the model of transformers that it consists of."""
     with torch.device("meta"):
         split = _split(transformers_model(code, 0), code)
-    for index in layers:
-        layer = split.layers[index]
-        assert isinstance(layer, Layer)
-        yield from map(model.get_submodule, layer.origins.values())
+    return [list(layer.origins.values()) for layer in split.layers if isinstance(layer, Layer)]
 
 
 def _split(model: Any, code: HuggingFaceCode) -> TransformersModel:
