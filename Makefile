@@ -37,6 +37,7 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench executor
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
+	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
 	$(BIN)/ropebridge bench recovery
 	$(BIN)/ropebridge bench jobs

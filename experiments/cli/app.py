@@ -20,8 +20,8 @@ from traces.common.errors import InputError, RopebridgeError
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "data", "executor", "fidelity", "jobs", "planner", "profile", "recovery"),
-    *("report", "schedules", "simulator", "sweep"),
+    *("accuracy", "adaptation", "clusters", "data", "executor", "fidelity", "jobs", "planner", "profile"),
+    *("recovery", "report", "schedules", "simulator", "sweep"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.
 EXTRAS = {
@@ -91,13 +91,17 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option("--keep", help="fidelity: folder of the runs; those that it has are not repeated.")
     ] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="clusters: number of random clusters.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="clusters: seed of the first one; another each time if absent.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure ropebridge on this machine and check fixed limits. Example: ropebridge bench fidelity --quick."""
     from experiments.verbs.bench import bench as verb
 
     files = (runs, times, sizes, network, model)
-    _say_whether_it_holds(verb(name, quick, as_json, tell, files if any(files) else None, keep, refit))
+    _say_whether_it_holds(verb(name, quick, as_json, tell, files if any(files) else None, keep, refit, count, seed))
 
 
 def reproduce(

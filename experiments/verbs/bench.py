@@ -17,6 +17,7 @@ from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.execution.separate_training import measure_separate_training
 from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
+from experiments.benches.planning.clusters import measure_clusters
 from experiments.benches.planning.planner import measure_planner
 from experiments.benches.planning.schedules import measure_schedules
 from experiments.benches.report import measure_report
@@ -39,6 +40,7 @@ Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 BENCHES: Mapping[str, Bench] = {
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
+    "clusters": measure_clusters,
     "data": measure_data,
     "diloco": measure_separate_training,
     "executor": measure_executor,
@@ -62,15 +64,18 @@ def bench(
     files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
     kept: Path | None = None,
     refit: bool = False,
+    count: int | None = None,
+    seed: int | None = None,
 ) -> tuple[str, bool]:
     """Run one of `BENCHES`, with ``quick`` on fewer cases; return what to print and whether every check holds.
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
     model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
-    bench ``fidelity`` takes ``kept``, the folder of its runs.
+    bench ``fidelity`` takes ``kept``, the folder of its runs. Only bench ``clusters`` takes ``count`` and ``seed``, the
+    number of clusters and the seed of the first one.
 
     Raises:
-        InputError: There is no such bench, or it takes no files or no folder but some are given.
+        InputError: There is no such bench, or an option is given that belongs to another bench.
     """
     chosen = find_by_name(name, BENCHES, "bench")
     if files is not None and name != "accuracy":
@@ -81,10 +86,14 @@ def bench(
         raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
     if refit and name != "accuracy":
         raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
+    if (count, seed) != (None, None) and name != "clusters":
+        raise InputError(f"bench '{name}' draws no clusters", where="bench", valid="leave out --count and --seed")
     if name == "accuracy":
         result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
     elif kept is not None:
         result = measure_fidelity(quick, tell, kept)
+    elif name == "clusters":
+        result = measure_clusters(quick, tell, count, seed)
     else:
         result = chosen(quick, tell)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())

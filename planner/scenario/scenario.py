@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
-from planner.scenario.faults import Fault
+from planner.scenario.faults import Fault, LinkOutage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import Training
 from traces.common.errors import InputError
@@ -143,6 +143,32 @@ def with_better_links(
         _better(link, rate_ratio, latency_ratio) if changes(ends_of(link)) else link for link in scenario.cluster.links
     )
     return replace(scenario, cluster=Cluster(tuple(map(device, scenario.cluster.devices)), tuple(links)))
+
+
+def within_regions(scenario: Scenario, regions: Collection[str]) -> Scenario:
+    """Return the scenario with the devices of some regions only, with their effects and faults, and their links."""
+    devices = tuple(device for device in scenario.cluster.devices if device.region in regions)
+    names = {device.name for device in devices}
+    ends = names.union(*((device.machine, device.region) for device in devices))
+    links = tuple(link for link in scenario.cluster.links if {link.source, link.target} <= ends)
+    kept = {link.name for link in links}
+    compute = scenario.effects.compute
+    effects = replace(
+        compute,
+        stragglers=tuple(each for each in compute.stragglers if each.device in names),
+        slowdowns=tuple(each for each in compute.slowdowns if each.device in names),
+    )
+    return replace(
+        scenario,
+        cluster=Cluster(devices, links),
+        effects=replace(scenario.effects, compute=effects),
+        faults=tuple(
+            fault
+            for fault in scenario.faults
+            if (fault.link in kept if isinstance(fault, LinkOutage) else fault.device in names)
+        ),
+        data={region: samples for region, samples in scenario.data.items() if region in regions},
+    )
 
 
 def with_unlimited_memory(scenario: Scenario) -> Scenario:
