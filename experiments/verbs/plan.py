@@ -13,9 +13,8 @@ from planner.files.plan import plan_json, write_plan
 from planner.plan.actions import to_torch_csv
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_time_s
 from planner.step.orders import plan_orders
-from planner.systems.auto.objective import OBJECTIVES, Objective
+from planner.systems.auto.objective import OBJECTIVES, Objective, contended_step_time_s
 from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import plan_for, robust_plan
 from traces.common.atomic import write_text_atomically, written_together
@@ -140,5 +139,5 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
             )
             layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
             lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")
-    lines.append(f"one step on steady links: {number_text(step_time_s(plan, scenario))} s")
+    lines.append(f"one step on steady links: {number_text(contended_step_time_s(plan, scenario))} s")
     return "\n".join(lines)

@@ -5,8 +5,9 @@ Pairs whose paths have a link in common (a region's LAN, the WAN between two reg
 `planner.step.evaluate` gives each pair its own channel; the paths of this module reduce a channel's rate to its share.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -64,6 +65,41 @@ def transfer_times_s(flows: dict[Pair, float], sizes_bytes: Floats, scenario: Sc
         else:
             times_s = np.maximum(times_s, path.transmission_s(share) * sizes_bytes)
     return times_s
+
+
+def binding_links(
+    paths: Sequence[Sequence[str]],
+    least_bps: Mapping[str, float],
+    most_bps: Mapping[str, float],
+    ceilings_bps: Sequence[float],
+    kept: Collection[str] = (),
+) -> list[list[str]]:
+    """Return, for each line, the links of its path that can limit its rate.
+
+    A link that its lines together can never fill does not limit them, for example the network interface of a host whose
+    traffic all passes a slow wide-area link.
+
+    Args:
+        paths: Names of the links of each line.
+        least_bps: Least rate of each link over time, bits per second.
+        most_bps: Largest rate of each link over time, bits per second.
+        ceilings_bps: Limit on each line's rate beside its links, bits per second; infinite for none.
+        kept: Names of links that limit their lines for other reasons.
+    """
+    users: dict[str, list[int]] = {}
+    for line, path in enumerate(paths):
+        for name in path:
+            users.setdefault(name, []).append(line)
+    binding = [list(path) for path in paths]
+    for name, lines in users.items():
+        demand_bps = 0.0
+        for line in lines:
+            elsewhere = [most_bps[other] for other in binding[line] if other != name]
+            demand_bps += min([*elsewhere, ceilings_bps[line]]) if elsewhere else math.inf
+        if demand_bps <= least_bps[name] and name not in kept:
+            for line in lines:
+                binding[line] = [other for other in binding[line] if other != name]
+    return binding
 
 
 def sharers(plan: Plan, scenario: Scenario) -> dict[Pair, int]:

@@ -1,8 +1,7 @@
 """Routes of lines, and the links that limit the rate of each route.
 
 A line is one direction between two devices. Times on exclusive links are computed directly; only shared links need
-events. A link that its lines together can never fill does not limit them and is ignored, for example the network
-interface of a host whose traffic all passes a slow wide-area link.
+events. `planner.cost.link_sharing.binding_links` leaves out those that do not.
 """
 
 import math
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from planner.cost.link_sharing import binding_links
 from planner.cost.network import connections_ceiling_bps
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
@@ -97,23 +97,19 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
     ceilings = [connections_ceiling_bps(scenario, source, target, 1) / efficiency for source, target in pairs]
     links = {link.name: link for path in paths for link in path}
     tables = {name: link_rates(link, scenario) for name, link in links.items()}
-    users: dict[str, list[int]] = {name: [] for name in links}
-    for line, path in enumerate(paths):
-        for link in path:
-            users[link.name].append(line)
-    binding = [list(path) for path in paths]
-    for name, lines in users.items():
-        demand_bps = 0.0
-        for line in lines:
-            elsewhere = [max(tables[link.name].rates) for link in binding[line] if link.name != name]
-            # With `cold_start` the window changes with time, so that there is no constant ceiling of the rate.
-            ceiling_bps = math.inf if network.cold_start else counts[line] * ceilings[line]
-            demand_bps += min([*elsewhere, ceiling_bps], default=math.inf) if elsewhere else math.inf
-        if demand_bps <= min(tables[name].rates) and links[name].size_curve is None:
-            for line in lines:
-                binding[line] = [link for link in binding[line] if link.name != name]
+    # With `cold_start` the window changes with time, so that there is no constant ceiling of the rate.
+    limits = [
+        math.inf if network.cold_start else count * ceiling for count, ceiling in zip(counts, ceilings, strict=True)
+    ]
+    binding = binding_links(
+        [[link.name for link in path] for path in paths],
+        {name: min(table.rates) for name, table in tables.items()},
+        {name: max(table.rates) for name, table in tables.items()},
+        limits,
+        [name for name, link in links.items() if link.size_curve is not None],
+    )
     return [
-        Route(source, target, path, tuple(bound), count, ceiling)
+        Route(source, target, path, tuple(links[name] for name in bound), count, ceiling)
         for (source, target), path, bound, count, ceiling in zip(pairs, paths, binding, counts, ceilings, strict=True)
     ]
 

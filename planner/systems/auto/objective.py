@@ -1,8 +1,8 @@
 """The objective of a search for plans, and two models of a plan's step time: a detailed and a fast one.
 
-The detailed model (`contended_step_time_s`) evaluates every device. The fast one (`approximate_step_time_s`) does the
-same for few devices; for more devices it evaluates one of each set of equivalent pipelines and adds the gradient sums
-in closed form.
+The detailed model (`contended_step_time_s`) evaluates every message, as the simulator does. The fast one
+(`approximate_step_time_s`) does the same for few devices; for more devices it evaluates one of each set of equivalent
+pipelines and adds the gradient sums in closed form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -10,16 +10,24 @@ from dataclasses import dataclass
 
 from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
-from planner.plan.plan import Plan, representatives
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import contended_paths, step_time_s
+from planner.step.evaluate import step_time_s
+from planner.step.shared_links import shared_step_time_s
+from planner.systems.auto.link_loads import link_loads_s, pipelines_s, summed_bytes, transferred_bytes
 from traces.common.errors import InputError
 
 OBJECTIVES = ("throughput", "cost")
 
-# Most devices of a plan that the fast model evaluates as the detailed one does, and most devices of a cluster for which
-# link sharing is estimated.
+# Most devices of a plan that the fast model evaluates as the detailed one does.
 MOST_EVALUATED = 12
+
+# Most devices of a plan for which the detailed model shares links among messages; with more, each pair of devices has
+# the links of its path alone, but no step is shorter than the load of its busiest link.
+MOST_SHARED = 96
+
+# Most devices of a plan of which the detailed model evaluates every message; a ring over n devices has 2 n (n - 1).
+MOST_DETAILED = 512
 
 # Function from a plan to the time of one step, seconds.
 CostModel = Callable[[Plan], float]
@@ -82,28 +90,32 @@ def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the time of a step at constant rates, seconds, by the fast model, which evaluates few devices."""
     if len(plan.devices) <= MOST_EVALUATED:
         return contended_step_time_s(plan, scenario)
-    return step_time_s(representatives(plan, scenario), scenario) + _gradient_sums_s(plan, scenario)
+    return pipelines_s(plan, scenario) + _gradient_sums_s(plan, scenario)
 
 
 def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the time of a step at constant rates, seconds, by the detailed model.
 
-    In clusters of up to `MOST_EVALUATED` devices, the effect of flows that share a link is estimated
-    (`contended_paths`). In larger clusters each pair of devices is assumed to have links of its own.
+    Flows share links as in the simulator in plans of up to `MOST_SHARED` devices. For plans of more than
+    `MOST_DETAILED`, it is the fast model.
     """
-    few = len(scenario.cluster.devices) <= MOST_EVALUATED
-    return step_time_s(plan, scenario, contended_paths(plan, scenario) if few else None)
+    if len(plan.devices) <= MOST_SHARED:
+        return shared_step_time_s(plan, scenario)
+    if len(plan.devices) > MOST_DETAILED:
+        return approximate_step_time_s(plan, scenario)
+    loads_s = link_loads_s(transferred_bytes(plan, scenario), scenario)
+    return max([step_time_s(plan, scenario), *loads_s.values()])
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the longest time that any device spends in its gradient sums, seconds."""
+    """Return the longest time that any device or link spends in gradient sums, seconds."""
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
         time_s = ring_s(paths, sync.size_bytes, len(sync.devices))
         for device in sync.devices:
             busy_s[device] += time_s
-    return max(busy_s.values())
+    return max([*busy_s.values(), *link_loads_s(summed_bytes(plan, scenario), scenario).values()])
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:

@@ -1,0 +1,384 @@
+"""Carries out a step whose messages share links, in compiled code: rates change when a message starts or departs.
+
+Each ordered pair of devices is a line that carries one message at a time. Two models of shared links, those of
+`sim.network`: messages get max-min fair rates; or, with the queues that the windows of TCP make, links serve windows of
+bytes first come, first served, and a message waits until its connection's window lets it through.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planner.schedules.kernel.timing import transmit_fifo
+from planner.step.graph import Flags, Floats, Ints, StepGraph
+
+
+class Network(NamedTuple):
+    """Lines between devices, and the links that several lines share.
+
+    Attributes:
+        line: Line of each channel, [channels].
+        alone: Whether a line's messages take their transmission time, whatever other lines carry, [lines].
+        weight: Number of connections of each line, [lines].
+        first_link: First entry of each line in ``link``; last the number of entries, [lines + 1].
+        link: Indices of the links that each line shares with others, grouped by line.
+        capacity_bps: Rate of payload of each shared link, [links].
+        queues: Whether links serve windows of bytes first come, first served.
+        window_bits: With queues, the bits that a line may have unacknowledged, [lines].
+        refill_bps: With queues, the window divided by the round trip, [lines].
+    """
+
+    line: Ints
+    alone: Flags
+    weight: Ints
+    first_link: Ints
+    link: Ints
+    capacity_bps: Floats
+    queues: bool
+    window_bits: Floats
+    refill_bps: Floats
+
+
+class Flows(NamedTuple):
+    """The messages of a step as flows.
+
+    Attributes:
+        transmission_s: Transmission time of each message on an idle path, seconds, [messages].
+        bits: Payload of each message, [messages].
+        ceiling_bps: Highest rate of each message on its path, [messages].
+        latency_s: Time from departure to arrival, seconds, [messages].
+        blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
+        sender: Actor that sends each message, [messages].
+    """
+
+    transmission_s: Floats
+    bits: Floats
+    ceiling_bps: Floats
+    latency_s: Floats
+    blocking: Flags
+    sender: Ints
+
+
+class _State(NamedTuple):
+    """Progress of a step, times in seconds from its start.
+
+    Attributes:
+        clock_s: Time up to which each actor has worked, [actors].
+        position: Next action of each actor, [actors].
+        sending: Number of messages whose departure each actor waits for, [actors].
+        arrival_s: Arrival of each message, nan while it is not known, [messages].
+        sent_s: Time at which each message was ready to be sent, [messages].
+        waiting: Actor that waits for each message, -1 for none, [messages].
+        following: Message behind each message in the queue of its line, -1 for none, [messages].
+        head: First message in the queue of each line, -1 for none, [lines].
+        tail: Last message in the queue of each line, [lines].
+        free_s: Departure of the last message so far, [lines].
+        arrived_s: Arrival of the last message so far, [lines].
+        event_s: Next start or departure of each line, infinite if there is none, [lines].
+        active: Whether bits of the first message are under way, [lines].
+        left_bits: Bits under way that have not departed yet, [lines].
+        rate_bps: Rate of these bits, [lines].
+        rest_bits: With queues, bits of the first message behind those under way, [lines].
+        admitted: With queues, whether the window has let the first message through, [lines].
+        turn: With queues, the order in which the bits under way have started, [lines].
+        open_bits: With queues, bits that the window lets through, [lines].
+        open_s: With queues, the time for which ``open_bits`` is known, [lines].
+        growing: Working memory of `_share`: lines whose rate is not known yet, [lines].
+        left_bps: Working memory of `_share`: rate that links have left, [links].
+        users: Working memory of `_share`: connections without a rate on each link, [links].
+        full: Working memory of `_share`: whether links have nothing left, [links].
+    """
+
+    clock_s: Floats
+    position: Ints
+    sending: Ints
+    arrival_s: Floats
+    sent_s: Floats
+    waiting: Ints
+    following: Ints
+    head: Ints
+    tail: Ints
+    free_s: Floats
+    arrived_s: Floats
+    event_s: Floats
+    active: Flags
+    left_bits: Floats
+    rate_bps: Floats
+    rest_bits: Floats
+    admitted: Flags
+    turn: Ints
+    open_bits: Floats
+    open_s: Floats
+    growing: Ints
+    left_bps: Floats
+    users: Ints
+    full: Flags
+
+
+@njit(cache=True)
+def _new_state(graph: StepGraph, network: Network) -> _State:  # pragma: no cover
+    actors, messages = len(graph.first_action) - 1, len(graph.receiver)
+    lines, links = len(network.weight), len(network.capacity_bps)
+    return _State(
+        np.zeros(actors),
+        graph.first_action[:-1].copy(),
+        np.zeros(actors, np.int64),
+        np.full(messages, np.nan),
+        np.zeros(messages),
+        np.full(messages, -1, np.int64),
+        np.full(messages, -1, np.int64),
+        np.full(lines, -1, np.int64),
+        np.full(lines, -1, np.int64),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.full(lines, np.inf),
+        np.zeros(lines, np.bool_),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.zeros(lines, np.bool_),
+        np.zeros(lines, np.int64),
+        network.window_bits.copy(),
+        np.zeros(lines),
+        np.zeros(lines, np.int64),
+        np.zeros(links),
+        np.zeros(links, np.int64),
+        np.zeros(links, np.bool_),
+    )
+
+
+@njit(cache=True)
+def carry_out(graph: StepGraph, network: Network, duration_s: Floats, flows: Flows) -> float:  # pragma: no cover
+    """Return the makespan of a step in seconds, infinite if actions wait for ever.
+
+    Args:
+        graph: Actions and messages.
+        network: Lines and the links that they share.
+        duration_s: Duration of each action, seconds, [actions].
+        flows: Sizes and times of the messages.
+    """
+    state, actors = _new_state(graph, network), len(graph.first_action) - 1
+    sharing: Ints = np.flatnonzero(~network.alone).astype(np.int64)
+    stack, height, now_s, turns = np.empty(actors + len(graph.receiver) + 1, np.int64), actors, 0.0, 0
+    stack[:actors] = np.arange(actors - 1, -1, -1)
+    while True:
+        while height:
+            height = _advance(graph, network, duration_s, flows, state, stack, height - 1, now_s)
+        next_s = np.inf
+        for line in sharing:
+            next_s = min(next_s, state.event_s[line])
+        if next_s == np.inf:
+            break
+        elapsed_s, now_s = next_s - now_s, next_s
+        for line in sharing:
+            if state.active[line]:
+                state.left_bits[line] -= state.rate_bps[line] * elapsed_s
+        for line in sharing:
+            if state.event_s[line] > now_s:
+                continue
+            if state.active[line]:
+                if state.rest_bits[line] > 0:
+                    turns = _start(network, state, line, state.rest_bits[line], turns)
+                    continue
+                height = _depart(flows, state, line, now_s, stack, height)
+            head = state.head[line]
+            if head < 0:
+                continue
+            state.event_s[line] = max(now_s, state.sent_s[head])
+            if state.event_s[line] <= now_s and network.queues and not state.admitted[line]:
+                state.event_s[line] += _waiting_s(network, flows, state, line, now_s)
+                state.admitted[line] = True
+            if state.event_s[line] <= now_s:
+                turns = _start(network, state, line, flows.bits[head], turns)
+        if network.queues:
+            _serve(network, flows, state, sharing, now_s)
+        else:
+            _share(network, flows, state, sharing, now_s)
+    for actor in range(actors):
+        if state.position[actor] < graph.first_action[actor + 1]:
+            return np.inf
+    return state.clock_s.max() if actors else 0.0
+
+
+@njit(cache=True)
+def _start(network: Network, state: _State, line: int, bits: float, turns: int) -> int:  # pragma: no cover
+    """Send a message's next bits, at most a window; return the number of turns so far."""
+    state.active[line] = True
+    state.left_bits[line] = min(bits, network.window_bits[line])
+    state.rest_bits[line] = bits - state.left_bits[line]
+    state.turn[line] = turns
+    return turns + 1
+
+
+@njit(cache=True)
+def _waiting_s(network: Network, flows: Flows, state: _State, line: int, now_s: float) -> float:  # pragma: no cover
+    """Return the delay that the window adds to the first message of a line, seconds.
+
+    The window opens at a constant rate, and holds no more than all of its bits.
+    """
+    message, window_bits, refill_bps = state.head[line], network.window_bits[line], network.refill_bps[line]
+    if window_bits == np.inf:
+        return 0.0
+    bits, alone_s = flows.bits[message], flows.bits[message] / flows.ceiling_bps[message]
+    opened_bits = min(window_bits, state.open_bits[line] + refill_bps * (now_s - state.open_s[line]))
+    waiting_s = max(0.0, (bits - opened_bits) / refill_bps - alone_s)
+    sent_s = waiting_s + alone_s
+    state.open_bits[line] = max(0.0, min(window_bits, opened_bits + refill_bps * sent_s - bits))
+    state.open_s[line] = now_s + sent_s
+    return float(waiting_s)
+
+
+@njit(cache=True)
+def _advance(
+    graph: StepGraph,
+    network: Network,
+    duration_s: Floats,
+    flows: Flows,
+    state: _State,
+    stack: Ints,
+    height: int,
+    now_s: float,
+) -> int:  # pragma: no cover
+    """Let the actor ``stack[height]`` work until it waits; return the height of the stack with the actors it wakes."""
+    actor = stack[height]
+    action, clock_s = state.position[actor], state.clock_s[actor]
+    while action < graph.first_action[actor + 1] and not state.sending[actor]:
+        ready_s, missing = clock_s, -1
+        for place in range(graph.first_received[action], graph.first_received[action + 1]):
+            message = graph.received[place]
+            there_s = state.arrival_s[message]
+            if np.isnan(there_s):
+                missing = message
+                break
+            if flows.blocking[message]:
+                there_s = max(there_s, ready_s + there_s - state.sent_s[message])
+            ready_s = max(ready_s, there_s)
+        if missing >= 0:
+            state.waiting[missing] = actor
+            break
+        end_s = ready_s + duration_s[action]
+        clock_s = end_s
+        for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
+            state.sent_s[message] = end_s
+            line = network.line[graph.channel[message]]
+            if network.alone[line]:
+                departed_s, arrival_s = transmit_fifo(
+                    line, end_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
+                )
+                state.arrival_s[message] = arrival_s
+                if flows.blocking[message]:
+                    clock_s = max(clock_s, departed_s)
+                if state.waiting[message] >= 0:
+                    stack[height] = state.waiting[message]
+                    state.waiting[message] = -1
+                    height += 1
+                continue
+            if state.head[line] < 0:
+                state.head[line] = message
+                state.event_s[line] = max(end_s, now_s)
+            else:
+                state.following[state.tail[line]] = message
+            state.tail[line] = message
+            if flows.blocking[message]:
+                state.sending[actor] += 1
+        action += 1
+    state.position[actor], state.clock_s[actor] = action, clock_s
+    return height
+
+
+@njit(cache=True)
+def _depart(flows: Flows, state: _State, line: int, now_s: float, stack: Ints, height: int) -> int:  # pragma: no cover
+    """End the first message of a line; return the height of the stack with the actors that go on."""
+    message = state.head[line]
+    state.head[line], state.event_s[line] = state.following[message], np.inf
+    state.active[line], state.admitted[line] = False, False
+    state.arrived_s[line] = max(state.arrived_s[line], now_s + flows.latency_s[message])
+    state.arrival_s[message] = state.arrived_s[line]
+    if state.waiting[message] >= 0:
+        stack[height] = state.waiting[message]
+        state.waiting[message] = -1
+        height += 1
+    if flows.blocking[message]:
+        sender = flows.sender[message]
+        state.clock_s[sender] = max(state.clock_s[sender], now_s)
+        state.sending[sender] -= 1
+        if not state.sending[sender]:
+            stack[height] = sender
+            height += 1
+    return height
+
+
+@njit(cache=True)
+def _go_on(state: _State, line: int, rate_bps: float, now_s: float) -> None:  # pragma: no cover
+    """Set the rate of the bits of a line that are under way, and the time when the last of them departs."""
+    state.rate_bps[line] = rate_bps
+    if state.left_bits[line] <= 0:
+        state.event_s[line] = now_s
+    else:
+        state.event_s[line] = now_s + state.left_bits[line] / rate_bps if rate_bps > 0 else np.inf
+
+
+@njit(cache=True)
+def _serve(network: Network, flows: Flows, state: _State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
+    """Give all bits under way, in the order of their starts, the rate that earlier ones leave on their links."""
+    count, ordered, left_bps = 0, state.growing, state.left_bps
+    left_bps[:] = network.capacity_bps
+    for line in sharing:
+        if state.active[line]:
+            place = count
+            while place and state.turn[ordered[place - 1]] > state.turn[line]:
+                ordered[place] = ordered[place - 1]
+                place -= 1
+            ordered[place] = line
+            count += 1
+    for index in range(count):
+        line = ordered[index]
+        rate_bps = flows.ceiling_bps[state.head[line]]
+        for place in range(network.first_link[line], network.first_link[line + 1]):
+            rate_bps = min(rate_bps, left_bps[network.link[place]])
+        for place in range(network.first_link[line], network.first_link[line + 1]):
+            left_bps[network.link[place]] -= rate_bps
+        _go_on(state, line, rate_bps, now_s)
+
+
+@njit(cache=True)
+def _share(network: Network, flows: Flows, state: _State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
+    """Give all bits under way their max-min fair rates."""
+    links, count, level_bps = len(network.capacity_bps), 0, 0.0
+    growing, left_bps, users, full = state.growing, state.left_bps, state.users, state.full
+    left_bps[:] = network.capacity_bps
+    for line in sharing:
+        if state.active[line]:
+            growing[count] = line
+            count += 1
+            for place in range(network.first_link[line], network.first_link[line + 1]):
+                users[network.link[place]] += network.weight[line]
+    while count:
+        step_bps = np.inf
+        for link in range(links):
+            if users[link]:
+                step_bps = min(step_bps, left_bps[link] / users[link])
+        for index in range(count):
+            line = growing[index]
+            step_bps = min(step_bps, flows.ceiling_bps[state.head[line]] / network.weight[line] - level_bps)
+        level_bps += step_bps
+        for link in range(links):
+            if users[link]:
+                full[link] = left_bps[link] / users[link] <= step_bps
+                left_bps[link] = max(0.0, left_bps[link] - step_bps * users[link])
+        still = 0
+        for index in range(count):
+            line = growing[index]
+            ceiling_bps = flows.ceiling_bps[state.head[line]]
+            stays = ceiling_bps > level_bps * network.weight[line] * (1 + 1e-12)
+            for place in range(network.first_link[line], network.first_link[line + 1]):
+                stays = stays and not full[network.link[place]]
+            if stays:
+                growing[still] = line
+                still += 1
+                continue
+            _go_on(state, line, min(level_bps * network.weight[line], ceiling_bps), now_s)
+            for place in range(network.first_link[line], network.first_link[line + 1]):
+                users[network.link[place]] -= network.weight[line]
+        count = still

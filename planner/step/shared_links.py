@@ -1,0 +1,116 @@
+"""Step times of plans whose messages share links, by the simulator's model of links at constant rates.
+
+Without the effects of TCP, times equal those of the simulator (tests/planner/step/test_shared_links.py). With
+`NetworkEffects.cold_start`, windows are taken to be as large as they get, and to open at a constant rate; the
+simulator's windows grow in the first steps, and wait for each acknowledgement. Actions run in the order of the compiled
+step; for the dynamic order, this is the order on idle links.
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from planner.cost.link_sharing import Pair, binding_links
+from planner.cost.network import payload_bps
+from planner.plan.plan import Plan
+from planner.scenario.cluster import Link
+from planner.scenario.scenario import Scenario
+from planner.step.compile import CompiledStep, compile_step
+from planner.step.evaluate import blocking_messages, makespan_s, message_times, nominal_paths
+from planner.step.flows import Flows, Network, carry_out
+from planner.step.graph import Floats
+
+
+def shared_step_time_s(plan: Plan, scenario: Scenario) -> float:
+    """Return the makespan of one step of a plan at declared rates, with messages that share links, seconds.
+
+    The plan passes `planner.check`.
+
+    Raises:
+        InputError: The order of actions deadlocks.
+    """
+    step = compile_step(plan, scenario)
+    times = message_times(step, nominal_paths(plan, scenario))
+    lines = _lines(step, scenario)
+    network = _network(step, scenario, lines, plan.connections)
+    if not network.alone.all():
+        flows = _flows(step, scenario, lines, network, *times)
+        step_s = float(carry_out(step.graph, network, step.actions.duration_s, flows))
+        if step_s < np.inf:
+            return step_s
+    # No links are shared, or the order deadlocks, which the error says.
+    return makespan_s(step, scenario, step.actions.duration_s, *times)
+
+
+# The links of each line, by its sending and receiving device.
+_Lines = dict[Pair, tuple[Link, ...]]
+
+
+def _pairs(step: CompiledStep) -> list[Pair]:
+    """Return the sending and the receiving device of each channel."""
+    channels = zip(step.graph.channel_sender.tolist(), step.graph.channel_receiver.tolist(), strict=True)
+    return [(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
+
+
+def _lines(step: CompiledStep, scenario: Scenario) -> _Lines:
+    # The communication streams of two devices send over the same line as the devices themselves.
+    return {pair: scenario.cluster.path(*pair) for pair in _pairs(step)}
+
+
+def _network(step: CompiledStep, scenario: Scenario, lines: _Lines, connections: int) -> Network:
+    effects, cluster = scenario.effects.network, scenario.cluster
+    number = {pair: line for line, pair in enumerate(lines)}
+    links = {link.name: link for path in lines.values() for link in path}
+    rates_bps = {name: payload_bps(effects, link.bandwidth_bps) for name, link in links.items()}
+    bound = binding_links(
+        [[link.name for link in path] for path in lines.values()],
+        rates_bps,
+        rates_bps,
+        [math.inf] * len(lines),
+        [name for name, link in links.items() if link.size_curve is not None],
+    )
+    users = Counter(name for each in bound for name in each)
+    shared = {name: index for index, name in enumerate(name for name, count in users.items() if count > 1)}
+    own = [[shared[name] for name in each if name in shared] for each in bound]
+    # As in the simulator, packet losses keep windows small, so that no queues arise.
+    queues = effects.cold_start and not any(link.loss for link in links.values())
+    weight = [connections if cluster.crosses_regions(*pair) else 1 for pair in lines]
+    window_bits, round_trip_s = np.full(len(lines), np.inf), np.zeros(len(lines))
+    if queues:
+        for line, (pair, path) in enumerate(lines.items()):
+            round_trip_s[line] = sum(link.latency_s for link in (*path, *cluster.path(*pair[::-1])))
+            if round_trip_s[line] > 0:
+                window_bits[line] = 8 * effects.window_bytes * weight[line]
+    return Network(
+        np.array([number[pair] for pair in _pairs(step)], np.int64),
+        np.array([not path or not (queues or each) for path, each in zip(lines.values(), own, strict=True)], np.bool_),
+        np.array(weight, np.int64),
+        np.concatenate(([0], np.cumsum([len(each) for each in own]))).astype(np.int64),
+        np.array([link for each in own for link in each], np.int64),
+        np.array([rates_bps[name] for name in shared], np.float64),
+        queues,
+        window_bits,
+        np.divide(window_bits, round_trip_s, out=np.full(len(lines), np.inf), where=round_trip_s > 0),
+    )
+
+
+def _flows(
+    step: CompiledStep, scenario: Scenario, lines: _Lines, network: Network, transmission_s: Floats, latency_s: Floats
+) -> Flows:
+    bits = (8.0 * step.messages.size_bytes).astype(np.float64)
+    ceiling_bps = np.divide(bits, transmission_s, out=np.full(len(bits), np.inf), where=transmission_s > 0)
+    if network.queues:
+        # The window limits the rate by itself; a size curve limits it still.
+        path_bps = [
+            math.inf
+            if any(link.size_curve is not None for link in path)
+            else payload_bps(scenario.effects.network, min((link.bandwidth_bps for link in path), default=math.inf))
+            for path in lines.values()
+        ]
+        of_message_bps = np.array(path_bps, np.float64)[network.line[step.graph.channel]]
+        ceiling_bps = np.where(np.isfinite(of_message_bps), of_message_bps, ceiling_bps)
+    sender = step.actions.actor[step.messages.sender]
+    return Flows(
+        transmission_s, bits, ceiling_bps.astype(np.float64), latency_s, blocking_messages(step, scenario), sender
+    )
