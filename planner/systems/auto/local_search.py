@@ -15,8 +15,8 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     """Yield the plans that differ from ``plan`` by one change and fit into memory.
 
     A change moves the boundary between two stages by one layer, changes the number of microbatches, switches one
-    stage's recomputation on or off, or moves samples to other pipelines. Equivalent pipelines change together. For few
-    devices, `planner.systems.auto.device_moves` adds further changes.
+    stage's recomputation on or off, moves samples to other pipelines, or leaves out a stage, a replica or a pipeline.
+    Equivalent pipelines change together. For few devices, `planner.systems.auto.device_moves` adds further changes.
     """
     groups = equivalent_pipelines(plan, scenario)
     for group in groups:
@@ -25,6 +25,11 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
             fitted = with_hiding_depths(changed, scenario)
             if fitted is not None:
                 yield _in_all(plan, group, fitted)
+        for smaller in zip(*(_with_fewer_devices(plan.pipelines[index]) for index in group), strict=True):
+            fitted = with_hiding_depths(smaller[0], scenario)
+            if fitted is not None:
+                depths = [stage.in_flight for stage in fitted.stages]
+                yield replace_pipelines(plan, group, [each.with_depths(depths) for each in smaller])
     devices = scenario.cluster.devices
     for moved in (*device_moves(plan), *(stage_moves(plan, devices) if len(devices) <= FEW_DEVICES else ())):
         refitted = [with_hiding_depths(pipeline, scenario) for pipeline in moved.pipelines]
@@ -35,6 +40,9 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
         for taker in groups:
             if giver is not taker:
                 yield from _with_moved_samples(plan, scenario, giver, taker)
+    if len(plan.pipelines) > 1:
+        for group in groups:
+            yield from _with_fewer_pipelines(plan, scenario, group[-1])
 
 
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
@@ -66,6 +74,35 @@ def _with_other_recompute(pipeline: Pipeline) -> Iterator[Pipeline]:
     for index, stage in enumerate(pipeline.stages):
         other = replace(stage, recompute=not stage.recompute)
         yield replace(pipeline, stages=(*pipeline.stages[:index], other, *pipeline.stages[index + 1 :]))
+
+
+def _with_fewer_devices(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """Yield the pipelines without one stage, or without the first or the last replica of a stage.
+
+    The layers of a stage that is left out go to the stage before or after it.
+    """
+    stages = pipeline.stages
+    for at, gone in enumerate(stages):
+        if at:
+            taker = replace(stages[at - 1], end_layer=gone.end_layer)
+            yield replace(pipeline, stages=(*stages[: at - 1], taker, *stages[at + 1 :]))
+        if at + 1 < len(stages):
+            taker = replace(stages[at + 1], first_layer=gone.first_layer)
+            yield replace(pipeline, stages=(*stages[:at], taker, *stages[at + 2 :]))
+    for at, stage in enumerate(stages):
+        for replicas in dict.fromkeys((stage.replicas[1:], stage.replicas[:-1])):
+            if sum(replica.share for replica in replicas) > 0:
+                yield replace(pipeline, stages=(*stages[:at], replace(stage, replicas=replicas), *stages[at + 1 :]))
+
+
+def _with_fewer_pipelines(plan: Plan, scenario: Scenario, gone: int) -> Iterator[Plan]:
+    """Yield the plans without one pipeline, each with its samples given to another group of equivalent pipelines."""
+    rest = replace(plan, pipelines=(*plan.pipelines[:gone], *plan.pipelines[gone + 1 :]))
+    for taker in equivalent_pipelines(rest, scenario):
+        samples = sum(rest.pipelines[index].samples for index in taker) + plan.pipelines[gone].samples
+        changed = _with_samples(rest, scenario, taker, samples)
+        if changed is not None:
+            yield changed
 
 
 def _with_moved_samples(plan: Plan, scenario: Scenario, giver: Sequence[int], taker: Sequence[int]) -> Iterator[Plan]:

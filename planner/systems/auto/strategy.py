@@ -1,27 +1,33 @@
 """Strategy ``auto``: a search over everything that a plan can express, which docs/systems/auto.md describes.
 
-Candidate plans are ranked by a fast cost model, and a local search improves the best ones. Then the order of actions of
-the best results is optimised, and the plan with the lowest score by the objective is returned.
+Candidate plans are ranked by a fast cost model, the best ones again by a detailed one, and a local search improves the
+best of these. Then the order of actions of the best results is optimised, and the plan with the lowest score by the
+objective is returned. Devices are taken in an order that depends on neither their names nor the order of listing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf
 
 from planner.check import is_possible
 from planner.cost.in_flight import no_split_fits
-from planner.plan.plan import Plan
-from planner.scenario.scenario import Scenario
+from planner.plan.plan import ALGORITHMS, Plan
+from planner.scenario.scenario import Scenario, within_regions
+from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
 from planner.systems.asteroid.strategy import asteroid
-from planner.systems.auto.candidates.build import plan_of
+from planner.systems.auto.candidates.build import QUICK_ORDER, plan_of
 from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.candidates.mixed import find_mixes
 from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
+from planner.systems.auto.canonical import canonical
 from planner.systems.auto.local_search import improve
 from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
 from planner.systems.auto.robust import in_bad_windows, robust_cost_model
-from planner.systems.cannikin.strategy import cannikin, lb_bsp
+from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
+from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
+from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 
@@ -35,19 +41,24 @@ class _Effort:
         starts: Number of the best candidates from which the local search starts.
         evaluations: Most plans that are scored from each start.
         finished: Number of the best results whose order of actions is optimised.
+        judged: Number of the best candidates that are ranked again by the detailed cost model.
     """
 
     most_devices: float
     starts: int
     evaluations: int
     finished: int
+    judged: int = 0
 
 
 # Limits for small and for larger clusters, in which plans take longer to score. In small clusters the local search has
 # two rounds: the first, with `_FIRST_EVALUATIONS` evaluations, starts from candidates whose pipelines use different
 # sets of devices; the second, with `_SMALL.evaluations`, starts from the best results of the first.
 _SMALL = _Effort(most_devices=12, starts=10, evaluations=120, finished=2)
-_LARGER = (_Effort(64, starts=3, evaluations=60, finished=2), _Effort(inf, starts=2, evaluations=20, finished=1))
+_LARGER = (
+    _Effort(64, starts=4, evaluations=60, finished=4, judged=24),
+    _Effort(inf, starts=2, evaluations=20, finished=1),
+)
 _FIRST_EVALUATIONS = 40
 
 # Numbers of gradient buckets that are tried for data-parallel plans, whose gradient sums overlap with backward.
@@ -76,6 +87,18 @@ def search(
     Raises:
         InputError: No plan fits into memory, or none keeps the objective's limits.
     """
+    return _search(scenario, objective, cost_model, without, seeds)[0]
+
+
+def _search(
+    scenario: Scenario,
+    objective: Objective,
+    cost_model: CostModel | None,
+    without: frozenset[str],
+    seeds: Iterable[Plan],
+) -> tuple[Plan, list[Plan]]:
+    """Return the result of `search`, and the candidates whose scores are nearly as low as the lowest one."""
+    listed, scenario = scenario, canonical(scenario)
     quick = cost_model or (lambda plan: approximate_step_time_s(plan, scenario))
     exact = cost_model or (lambda plan: contended_step_time_s(plan, scenario))
 
@@ -84,18 +107,33 @@ def search(
             return inf
         return objective.score(plan, quick(plan), scenario)
 
+    @cache
     def final_score(plan: Plan) -> float:
-        return objective.score(plan, exact(plan), scenario)
+        step_s = exact(plan)
+        if cost_model is None and plan.order == "dynamic" and step_s > step_time_s(plan, scenario) * (1 + _ROUNDING):
+            step_s *= _DYNAMIC
+        return objective.score(plan, step_s, scenario)
 
     given = [plan for plan in seeds if without.isdisjoint(plan.devices) and is_possible(plan, scenario)]
     ranked = sorted(dict.fromkeys((*candidates(scenario, without), *given)), key=score)
-    improved = _improved(ranked, scenario, score)
+    effort = next(each for each in (_SMALL, *_LARGER) if len(scenario.cluster.devices) <= each.most_devices)
+    if cost_model is None and effort.judged:
+        ranked = [*sorted(ranked[: effort.judged], key=final_score), *ranked[effort.judged :]]
+    scores = {plan: score(plan) for plan in ranked[:_MOST_NEAR]}
+    near = [plan for plan, each in scores.items() if each <= _NEAR * min(scores.values())]
+    improved = _improved(ranked, scenario, score, effort)
+    if effort.judged:
+        improved += ranked[: effort.starts]
     finished = dict.fromkeys(ordered for plan in improved for ordered in _ordered(plan, scenario))
-    able = [*(plan for plan in finished if is_possible(plan, scenario)), *given]
+    able = [plan for plan in finished if is_possible(plan, scenario)]
+    able += [plan for plan in given if effort is _SMALL or score(plan) <= _OVERLAP * min(scores.values(), default=inf)]
     if not able:
-        devices = [device for device in scenario.cluster.devices if device.name not in without]
-        raise no_split_fits(scenario, _NAME, devices)
+        devices = [device for device in listed.cluster.devices if device.name not in without]
+        raise no_split_fits(listed, _NAME, devices)
     best = min(able, key=final_score)
+    if effort is _SMALL or effort.judged:
+        sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
+        best = min((best, *sums), key=final_score)
     if final_score(best) == inf:
         raise InputError(
             "no plan keeps within the limits of the objective: "
@@ -103,7 +141,7 @@ def search(
             where=f"strategy '{_NAME}'",
             valid="give a larger budget (dollars per hour), a lower rate (samples per second), or more devices",
         )
-    return replace(best, strategy=_NAME)
+    return replace(best, strategy=_NAME), near
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
@@ -117,16 +155,19 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
             yield plan
 
 
-def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float]) -> list[Plan]:
+def _improved(
+    ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float], effort: _Effort
+) -> list[Plan]:
     """Return the best results of the local search from ``ranked``; both are in ascending order of their scores."""
+    schedule, order = QUICK_ORDER
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
-        found = [improve(plan, scenario, score, evaluations) for plan in starts]
+        # Other orders take longer to find than a step to evaluate.
+        quick = [replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan for plan in starts]
+        found = [improve(plan, scenario, score, evaluations) for plan in quick]
         return [plan for plan, _ in sorted(found, key=lambda each: each[1])[:most]]
 
-    devices = len(scenario.cluster.devices)
-    if devices > _SMALL.most_devices:
-        effort = next(each for each in _LARGER if devices <= each.most_devices)
+    if effort is not _SMALL:
         return best(ranked[: effort.starts], effort.evaluations, effort.finished)
     distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
     starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
@@ -135,6 +176,10 @@ def _improved(ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan]
     rest = first[_SMALL.finished :]
     data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
     return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
+
+
+def _has_stages(plan: Plan) -> bool:
+    return any(len(pipeline.stages) > 1 for pipeline in plan.pipelines)
 
 
 def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
@@ -148,7 +193,7 @@ def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     """Yield a plan with other orders of actions or, if it is data-parallel, with other sizes of gradient buckets."""
     few = len(plan.devices) <= _SMALL.most_devices
-    if any(len(pipeline.stages) > 1 for pipeline in plan.pipelines):
+    if _has_stages(plan):
         yield with_schedule(plan, scenario, "compact-zb")
         if few:
             yield plan
@@ -162,9 +207,35 @@ def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
         yield replace(whole, synchronisation=replace(plan.synchronisation, bucket_bytes=size_bytes))
 
 
-# Most devices for which plans of published planners are used as seeds, and most for Asteroid's plan: Asteroid's
-# planning time grows with the square of the number of devices.
-MOST_SEEDED, MOST_OF_ASTEROID = 32, 12
+def _with_other_sums(plan: Plan) -> Iterator[Plan]:
+    """Yield the plan with the other algorithms of gradient sums, of fewer rounds or fewer bytes on slow links."""
+    for algorithm in ALGORITHMS:
+        if algorithm != plan.synchronisation.algorithm:
+            yield replace(plan, synchronisation=replace(plan.synchronisation, algorithm=algorithm))
+
+
+# Most sets of regions that are searched in addition to the whole cluster.
+MOST_REGION_SETS = 3
+
+# Longest step of a seed that is scored by the detailed model, as a multiple of the best candidate's, in larger
+# clusters: the fast model does not know that sums of gradients overlap with backward, which saves half at most.
+_OVERLAP = 2.0
+
+# Candidates that are looked at for sets of regions to search alone, and the score up to which their regions are
+# searched, as a multiple of the lowest one.
+_MOST_NEAR, _NEAR = 60, 1.15
+
+# On shared links, the evaluator knows the dynamic order only as it is on idle links: a plan with this order is taken
+# for slower than evaluated by this factor.
+_DYNAMIC, _ROUNDING = 1.05, 1e-9
+
+# Strategies whose plans are seeds, and most devices for each of them. The planning time of the later ones grows with
+# the square of the number of devices, or faster.
+_SEEDS: tuple[tuple[Callable[[Scenario], Plan], int], ...] = (
+    *((strategy, 64) for strategy in (deepcee, cannikin, lb_bsp, adaptdl, ddp, gpipe, megatron, zb_equal)),
+    (pipedream, 32),
+    *((strategy, 8) for strategy in (asteroid, hetpipe, dapple)),
+)
 
 
 def auto(scenario: Scenario) -> Plan:
@@ -177,22 +248,50 @@ def auto(scenario: Scenario) -> Plan:
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
-    """Return the plan with the lowest score that `search` finds, with plans of published planners as seeds.
+    """Return the plan with the lowest score that `search` finds, with plans of other strategies as seeds.
 
-    The arguments are those of `search`.
+    The search is repeated within the regions of the plan, and within those of candidates that are nearly as good, if
+    these are not all regions. The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
             of the cluster.
     """
-    return search(scenario, objective, cost_model, seeds=_published(scenario))
+    ordered = canonical(scenario)
+    exact = cost_model or (lambda plan: contended_step_time_s(plan, ordered))
+    nothing: frozenset[str] = frozenset()
+    best, near = _search(scenario, objective, cost_model, nothing, _published(ordered))
+    best_score = objective.score(best, exact(best), ordered)
+    tried = {frozenset(ordered.cluster.regions)}
+    waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS]
+    while waiting:
+        regions = waiting.pop(0)
+        if regions in tried:
+            continue
+        tried.add(regions)
+        part = canonical(within_regions(ordered, regions))
+        try:
+            plan, _ = _search(part, objective, cost_model, nothing, _published(part))
+        except InputError:
+            continue
+        score = objective.score(plan, exact(plan), ordered)
+        if score < best_score:
+            best, best_score = plan, score
+            waiting += _region_sets((best,), ordered)
+    return best
+
+
+def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[str]]:
+    """Return the sets of regions whose devices plans use, each once, without the set of all regions."""
+    devices, every = scenario.cluster.by_name, frozenset(scenario.cluster.regions)
+    sets = dict.fromkeys(frozenset(devices[name].region for name in plan.devices) for plan in plans)
+    return [regions for regions in sets if regions != every]
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
-    """Yield plans of published planners that train synchronously; a planner that finds no plan is skipped."""
+    """Yield plans of other strategies that train synchronously; a strategy that finds no plan is skipped."""
     devices = len(scenario.cluster.devices)
-    strategies = (deepcee, cannikin, lb_bsp) if devices <= MOST_SEEDED else ()
-    for strategy in (*strategies, asteroid) if devices <= MOST_OF_ASTEROID else strategies:
+    for strategy in (strategy for strategy, most in _SEEDS if devices <= most):
         try:
             yield strategy(scenario)
         except InputError:

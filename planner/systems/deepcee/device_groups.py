@@ -148,7 +148,7 @@ def best_order(distance: Floats) -> tuple[int, ...]:
         worst, _ = _best_path(distance, max)
         order = _best_path(np.where(distance <= worst, distance, np.inf), lambda a, b: a + b)[1]
     else:
-        paths = (_two_opt(_nearest_from(start, distance), distance) for start in range(count))
+        paths = (_two_opt(nearest_from(start, distance), distance) for start in range(count))
         order = min(paths, key=partial(path_cost, distance=distance))
     return order if order[0] <= order[-1] else order[::-1]
 
@@ -179,7 +179,13 @@ def _best_path(distance: Floats, join: Callable[[float, float], float]) -> tuple
     return min(best[(1 << count) - 1, last] for last in range(count))
 
 
-def _nearest_from(start: int, distance: Floats) -> tuple[int, ...]:
+def nearest_from(start: int, distance: Floats) -> tuple[int, ...]:
+    """Return the path of all areas from ``start`` on in which the next one is always the nearest that is left.
+
+    Args:
+        start: Index of the first area.
+        distance: Distance of every two areas, in any unit, [areas, areas].
+    """
     order, left = [start], set(range(len(distance))) - {start}
     while left:
         order.append(min(left, key=lambda each: (distance[order[-1], each], each)))

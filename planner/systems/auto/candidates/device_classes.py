@@ -22,6 +22,8 @@ MOST_STAGES_OF_CLASS = 12
 class DeviceClass:
     """Devices of equal kind, memory size, price and network interface in one region.
 
+    Interfaces are equal if they are faster than all links of the region.
+
     Attributes:
         hosts: Names of the devices of each host.
         kind: Device kind in the model's profile.
@@ -68,11 +70,28 @@ def device_classes_of(cluster: Cluster, without: frozenset[str] = frozenset()) -
         without: Names of devices to leave out.
     """
     classes: dict[tuple[str, str, int, float, float], list[Device]] = defaultdict(list)
+    fastest_bps = _fastest_links(cluster)
     for device in cluster.devices:
         if device.name not in without:
-            key = (device.region, device.kind, device.memory_bytes, device.price_per_hour, device.interface_bps)
-            classes[key].append(device)
+            own_bps = min(device.interface_bps, fastest_bps[device.region])
+            classes[device.region, device.kind, device.memory_bytes, device.price_per_hour, own_bps].append(device)
     return tuple(_device_class(devices) for devices in classes.values())
+
+
+def _fastest_links(cluster: Cluster) -> dict[str, float]:
+    """Return the highest rate of a link that begins or ends in each region, bits per second.
+
+    Links inside hosts do not count.
+    """
+    region_of = {device.region: device.region for device in cluster.devices}
+    for device in cluster.devices:
+        region_of |= {device.name: device.region, device.machine: device.region}
+    fastest_bps = dict.fromkeys(cluster.regions, 0.0)
+    for link in cluster.links:
+        if link.source != link.target or link.source in fastest_bps:
+            for end in (link.source, link.target):
+                fastest_bps[region_of[end]] = max(fastest_bps[region_of[end]], link.bandwidth_bps)
+    return fastest_bps
 
 
 def _device_class(devices: list[Device]) -> DeviceClass:

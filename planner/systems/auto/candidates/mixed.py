@@ -22,9 +22,10 @@ from planner.systems.auto.candidates.templates import (
 from planner.systems.auto.candidates.uniform import KEPT, SLACK, find_templates
 
 # A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
-# all partitions are tried. For more classes, these are tried: one part, one for each region, one for each class, and
-# one for each of the fastest classes.
-MOST_PARTED = 4
+# all partitions are tried. For more classes, these are tried: one part, one for each class, and one for each of the
+# fastest classes. In any case one part and one for each region are tried for all regions and, if there are up to
+# `MOST_LEFT_OUT`, for each alone and for all but one.
+MOST_PARTED, MOST_LEFT_OUT = 4, 6
 
 # Most of the fastest classes that are tried as parts without the other classes.
 MOST_FASTEST = 6
@@ -35,8 +36,9 @@ MOST_COMBINED = 3
 # Number of templates of each part that are combined.
 _PER_PART = 3
 
-# Longest step of a mix that is kept, as a multiple of the shortest one, by the closed form.
-WORST_KEPT = 1.3
+# Longest step of a mix that is kept, as a multiple of the shortest one, by the closed form; and that of the best mix of
+# a partition, which is kept too, since the closed form does not know all links that flows share.
+WORST_KEPT, WORST_OF_PARTITION = 1.3, 2.0
 
 # Share by which the samples of a template are varied around the number that is in proportion to its speed.
 _AROUND = 0.2
@@ -60,35 +62,65 @@ class PipelineMix:
 
 
 def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> list[PipelineMix]:
-    """Return up to `KEPT` mixes, the one with the shortest step first; an empty list if none fits into memory."""
+    """Return up to `KEPT` mixes and the best mix of each partition, the one with the shortest step first.
+
+    The list is empty if no mix fits into memory.
+    """
     batch = scenario.training.global_batch
     found: list[PipelineMix] = []
+    best: list[PipelineMix] = []
     for parts in sorted(_partitions(device_classes, scenario), key=len):
-        limit_s = SLACK * min((each.step_s for each in found), default=inf)
+        limit_s = min((each.step_s for each in found), default=inf)
+        mixes: list[PipelineMix] = []
         if len(parts) == 1:
-            alone = [retimed(each, scenario, batch) for each in find_templates(parts[0], scenario, batch)]
-            found += [PipelineMix((each,), each.step_s) for each in alone]
+            alone = find_templates(parts[0], scenario, batch, limit_s=WORST_OF_PARTITION * limit_s)
+            mixes = [PipelineMix((each,), each.step_s) for each in (retimed(each, scenario, batch) for each in alone)]
         elif len(parts) <= batch:
-            found += _side_by_side(parts, scenario, limit_s)
-    able = (each for each in found if each.step_s < INFEASIBLE_S)
-    ranked = sorted(able, key=lambda each: each.step_s)[:KEPT]
-    return [each for each in ranked if each.step_s <= WORST_KEPT * ranked[0].step_s]
+            mixes = list(_side_by_side(parts, scenario, SLACK * limit_s))
+        able = [each for each in mixes if each.step_s < INFEASIBLE_S]
+        found += able
+        best += sorted(able, key=lambda each: each.step_s)[:1]
+    ranked = sorted(found, key=lambda each: each.step_s)
+    kept = [each for each in ranked[:KEPT] if each.step_s <= WORST_KEPT * ranked[0].step_s]
+    others = [each for each in best if each.step_s <= WORST_OF_PARTITION * ranked[0].step_s]
+    return sorted(dict.fromkeys((*kept, *others)), key=lambda each: each.step_s)
 
 
 def _partitions(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
+    """Yield the partitions that are tried, each once."""
+    seen: set[frozenset[frozenset[DeviceClass]]] = set()
+    for parts in (*_partitions_by_class(device_classes, scenario), *_partitions_by_region(device_classes)):
+        key = frozenset(map(frozenset, parts))
+        if key not in seen:
+            seen.add(key)
+            yield parts
+
+
+def _partitions_by_class(
+    device_classes: Sequence[DeviceClass], scenario: Scenario
+) -> Iterator[list[list[DeviceClass]]]:
     if len(device_classes) <= MOST_PARTED:
         yield from _all_partitions(list(device_classes))
         return
     yield [list(device_classes)]
-    regions: dict[str, list[DeviceClass]] = {}
-    for each in device_classes:
-        regions.setdefault(each.region, []).append(each)
-    if 1 < len(regions) < len(device_classes):
-        yield list(regions.values())
     yield [[each] for each in device_classes]
     fastest = sorted(device_classes, key=_speed_of(scenario), reverse=True)
     for count in range(2, min(MOST_FASTEST, len(device_classes) - 1) + 1):
         yield [[each] for each in fastest[:count]]
+
+
+def _partitions_by_region(device_classes: Sequence[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
+    regions: dict[str, list[DeviceClass]] = {}
+    for each in device_classes:
+        regions.setdefault(each.region, []).append(each)
+    chosen = [list(regions)]
+    if 1 < len(regions) <= MOST_LEFT_OUT:
+        chosen += [[region] for region in regions]
+        chosen += [[each for each in regions if each != left] for left in regions]
+    for some in chosen:
+        yield [[each for region in some for each in regions[region]]]
+        if len(some) > 1:
+            yield [regions[region] for region in some]
 
 
 def _all_partitions(device_classes: list[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:

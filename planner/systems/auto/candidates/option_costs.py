@@ -32,7 +32,7 @@ def option_costs(
     classes = dict.fromkeys(each.device_class for each in options)
     places = {each: place for place, each in enumerate(classes)}
     memory = [option_memory(scenario, each, microbatch) for each in options]
-    busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
+    busy_s, round_trip_s = boundary_costs(options, scenario, pipelines, microbatch)
     return PartitionCosts(
         np.array([[option_table(scenario, each, microbatch).compute_s] for each in options]),
         launches_s(scenario),
@@ -40,7 +40,7 @@ def option_costs(
         np.array([[saved] for _, saved in memory]),
         np.array([[each.device_class.memory_bytes] for each in options], np.float64),
         busy_s,
-        2 * delivery_s,
+        round_trip_s,
         np.array(
             [
                 _sums_s(scenario, each.device_class, each.degree, round(pipelines * each.width * holder_factor))
@@ -132,7 +132,7 @@ def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> t
 def boundary_costs(
     options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
 ) -> tuple[Floats, Floats]:
-    """Return the costs of sending a layer's output from one stage to the next.
+    """Return the costs of sending a layer's output from one stage to the next, and its gradient back.
 
     Args:
         options: Options on the device classes.
@@ -142,11 +142,12 @@ def boundary_costs(
 
     Returns:
         Two arrays of seconds, [option of the sending stage, option of the receiving stage, layer]. The first is the
-        time for which the outputs of all pipelines for one microbatch keep the busiest link busy, since they share the
-        network interfaces of hosts and the links of regions. The second is the time until one message arrives.
+        time for which the outputs of all pipelines for one microbatch, or their gradients, keep the busiest link busy,
+        since they share the network interfaces of hosts and the links of regions. The second is the time until one
+        output arrives, plus the time until its gradient arrives on the way back.
     """
     count, layers = len(options), len(scenario.model.layers)
-    busy_s, delivery_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
+    busy_s, round_trip_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
     width = np.array([option.width for option in options])
     # Assumption: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
@@ -158,16 +159,18 @@ def boundary_costs(
         for other, columns in places.items():
             if one is other and one.size == 1:
                 continue
-            _, host_s, region_s = _class_path(scenario, one, other)
+            cells = np.ix_(rows, columns)
             message = -(-microbatch // np.maximum(width[rows][:, None], width[columns][None, :]))
             sizes, which = np.unique(message, return_inverse=True)
-            both_s = np.array([_message_s(scenario, one, other, size) for size in sizes.tolist()])[which]
-            alone_s, arrival_s = np.moveaxis(both_s.reshape(*message.shape, 2, layers), -2, 0)
-            on_hosts_s = host_samples[rows][:, None, None] * host_s
-            cells = np.ix_(rows, columns)
-            busy_s[cells] = np.maximum(alone_s, np.maximum(on_hosts_s, pipelines * microbatch * region_s))
-            delivery_s[cells] = arrival_s
-    return busy_s, delivery_s
+            there, back = host_samples[rows][:, None, None], host_samples[columns][None, :, None]
+            for source, target, samples in ((one, other, there), (other, one, back)):
+                _, host_s, region_s = _class_path(scenario, source, target)
+                both_s = np.array([_message_s(scenario, source, target, size) for size in sizes.tolist()])[which]
+                alone_s, arrival_s = np.moveaxis(both_s.reshape(*message.shape, 2, layers), -2, 0)
+                shared_s = np.maximum(samples * host_s, pipelines * microbatch * region_s)
+                busy_s[cells] = np.maximum(busy_s[cells], np.maximum(alone_s, shared_s))
+                round_trip_s[cells] += arrival_s
+    return busy_s, round_trip_s
 
 
 @lru_cache(maxsize=4096)
@@ -186,7 +189,8 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tup
         if "network" in (link.source, link.target):
             host_s = np.maximum(host_s, seconds)
         elif link.source in cluster.regions:
-            region_s = np.maximum(region_s, seconds)
+            # The network of a region carries outputs and their gradients on one link.
+            region_s = np.maximum(region_s, 2 * seconds if link.source == link.target else seconds)
     return nominal_path(scenario, source, target), host_s, region_s
 
 

@@ -116,7 +116,7 @@ def _times_s(
 ) -> tuple[float, float]:
     """Return ``bottleneck_s`` and ``round_trip_s`` of a template, both `INFEASIBLE_S` if a stage exceeds memory."""
     options = [stage.option for stage in stages]
-    busy_s, delivery_s = boundary_costs(options, scenario, pipelines, microbatch)
+    busy_s, both_ways_s = boundary_costs(options, scenario, pipelines, microbatch)
     blocks = scenario.effects.compute.transfers_block
     bottleneck_s = round_trip_s = 0.0
     for index, (stage, option) in enumerate(zip(stages, options, strict=True)):
@@ -129,7 +129,7 @@ def _times_s(
         compute_s, blocked_s = float(until_s[own[1]] - until_s[own[0]]) + launches_s(scenario), 0.0
         if index + 1 < len(stages):
             boundary = index, index + 1, stage.end_layer - 1
-            transfer_s = 2 * float(delivery_s[boundary])
+            transfer_s = float(both_ways_s[boundary])
             blocked_s = transfer_s if blocks else 0.0
             bottleneck_s = max(bottleneck_s, float(busy_s[boundary]))
             round_trip_s += transfer_s

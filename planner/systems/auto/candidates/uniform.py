@@ -8,14 +8,19 @@ closed form of `planner.systems.auto.candidates.templates`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import permutations
 from math import gcd, inf
 
+import numpy as np
+
+from planner.cost.network import nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption, stage_options
 from planner.systems.auto.candidates.option_costs import lower_bounds_s, next_contexts, option_costs
 from planner.systems.auto.candidates.partition_dp import Partition, best_partition
 from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sum_s
+from planner.systems.deepcee.device_groups import best_order, nearest_from, path_cost
 
 # Most templates that are kept, and the longest step of a kept template, as a multiple of the shortest one.
 KEPT = 12
@@ -24,8 +29,10 @@ SLACK = 1.03
 # Most stages of a pipeline.
 MOST_STAGES = 16
 
-# Most device classes for which all orders are tried; for more, the given order and its reverse are tried.
-MOST_PERMUTED = 3
+# Most device classes for which all orders are tried, most for which orders inside regions are tried too, and most for
+# which the order of the nearest neighbours is improved. For more than `MOST_PERMUTED` classes, the order in which
+# neighbours are nearest and its reverse are tried.
+MOST_PERMUTED, MOST_REORDERED, MOST_IMPROVED = 3, 9, 20
 
 # The dynamic programme runs up to `_SUM_BOUNDS` times: first without a limit on the time of a gradient sum, then each
 # time with a limit of `_LESS_SUM` times the longest sum of the previous result. It stops early if this sum is shorter
@@ -124,7 +131,7 @@ def _templates(
     # The bisection needs a finite limit: 4 times the compute time of all layers on the slowest option.
     limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
     layers = len(scenario.model.layers)
-    for places in _orders(list(dict.fromkeys(option.device_class for option in shape.options))):
+    for places in _orders(list(dict.fromkeys(option.device_class for option in shape.options)), scenario):
         ordered = costs._replace(next_context=next_contexts(shape.options, places))
         most_sum_s = inf
         for _ in range(_SUM_BOUNDS):
@@ -147,11 +154,49 @@ def _templates(
                 break
 
 
-def _orders(device_classes: Sequence[DeviceClass]) -> Iterator[dict[DeviceClass, int]]:
-    """Yield orders of the device classes along a pipeline, each as a mapping from a class to its index."""
-    given = range(len(device_classes))
-    for places in permutations(given) if len(device_classes) <= MOST_PERMUTED else (given, given[::-1]):
-        yield dict(zip(device_classes, places, strict=True))
+def _orders(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[dict[DeviceClass, int]]:
+    """Yield orders of the device classes along a pipeline, each as a mapping from a class to its index.
+
+    A pipeline may leave classes out. For many classes, neighbours are near each other by the network. Where few regions
+    have several classes, those with most memory also come first in a region, since earlier stages hold more
+    microbatches.
+    """
+    count = len(device_classes)
+    if count <= MOST_PERMUTED:
+        orders = set(permutations(range(count)))
+    else:
+        nearest = _nearest_order(tuple(device_classes), scenario)
+        orders = {nearest, nearest[::-1]}
+        if count <= MOST_REORDERED:
+            orders |= {_by_memory(nearest, device_classes), _by_memory(nearest[::-1], device_classes)}
+    for order in sorted(orders):
+        yield {device_classes[at]: place for place, at in enumerate(order)}
+
+
+def _by_memory(order: Sequence[int], device_classes: Sequence[DeviceClass]) -> tuple[int, ...]:
+    """Return the order with the classes of each region side by side, those with most memory first."""
+    regions = list(dict.fromkeys(device_classes[at].region for at in order))
+
+    def key(at: int) -> tuple[int, int]:
+        return regions.index(device_classes[at].region), -device_classes[at].memory_bytes
+
+    return tuple(sorted(order, key=key))
+
+
+@lru_cache(maxsize=4096)
+def _nearest_order(device_classes: tuple[DeviceClass, ...], scenario: Scenario) -> tuple[int, ...]:
+    """Return the order of classes in which the slowest message between neighbours is fastest, in both directions."""
+    size_bytes = max(layer.output_bytes for layer in scenario.model.layers)
+    distance_s = np.zeros((len(device_classes), len(device_classes)))
+    for one, first in enumerate(device_classes):
+        for other, second in enumerate(device_classes[:one]):
+            ends = (first.ends[0], second.ends[1])
+            both_s = [nominal_path(scenario, *hop).delivery_s(size_bytes) for hop in (ends, ends[::-1])]
+            distance_s[one, other] = distance_s[other, one] = max(both_s)
+    if len(device_classes) <= MOST_IMPROVED:
+        return best_order(distance_s)
+    paths = (nearest_from(start, distance_s) for start in range(len(device_classes)))
+    return min(paths, key=lambda path: path_cost(path, distance_s))
 
 
 def _stages(found: Partition, options: Sequence[StageOption], layers: int) -> Iterator[TemplateStage]:
