@@ -214,8 +214,8 @@ def _with_other_sums(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, synchronisation=replace(plan.synchronisation, algorithm=algorithm))
 
 
-# Most sets of regions that are searched in addition to the whole cluster.
-MOST_REGION_SETS = 3
+# Most regions of a cluster whose subsets are searched too, and most such sets, beside those of better plans.
+MOST_REGIONS, MOST_REGION_SETS = 6, 3
 
 # Longest step of a seed that is scored by the detailed model, as a multiple of the best candidate's, in larger
 # clusters: the fast model does not know that sums of gradients overlap with backward, which saves half at most.
@@ -250,8 +250,8 @@ def auto(scenario: Scenario) -> Plan:
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
     """Return the plan with the lowest score that `search` finds, with plans of other strategies as seeds.
 
-    The search is repeated within the regions of the plan, and within those of candidates that are nearly as good, if
-    these are not all regions. The arguments are those of `search`.
+    In a few regions, the search is repeated within those of the plan, and within those of candidates that are nearly as
+    good, if these are not all regions and their devices can compute as fast. The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
@@ -262,6 +262,8 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     nothing: frozenset[str] = frozenset()
     best, near = _search(scenario, objective, cost_model, nothing, _published(ordered))
     best_score = objective.score(best, exact(best), ordered)
+    if len(ordered.cluster.regions) > MOST_REGIONS:
+        return best
     tried = {frozenset(ordered.cluster.regions)}
     waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS]
     while waiting:
@@ -270,6 +272,8 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
             continue
         tried.add(regions)
         part = canonical(within_regions(ordered, regions))
+        if objective.name == "throughput" and _least_step_s(part) >= best_score:
+            continue
         try:
             plan, _ = _search(part, objective, cost_model, nothing, _published(part))
         except InputError:
@@ -279,6 +283,17 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
             best, best_score = plan, score
             waiting += _region_sets((best,), ordered)
     return best
+
+
+def _least_step_s(scenario: Scenario) -> float:
+    """Return the time of a step in which all devices compute at their highest rates, and nothing else takes time."""
+    batch, layers = scenario.training.global_batch, len(scenario.model.layers)
+    counts = sorted({min(batch, 2**power) for power in range(batch.bit_length() + 1)})
+    rates: dict[str, float] = {}
+    for kind in {device.kind for device in scenario.cluster.devices}:
+        times_s = [scenario.model.times(0, layers, kind, count).total_s for count in counts]
+        rates[kind] = max((count / each_s if each_s else inf) for count, each_s in zip(counts, times_s, strict=True))
+    return batch / sum(rates[device.kind] for device in scenario.cluster.devices)
 
 
 def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[str]]:
