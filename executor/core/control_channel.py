@@ -21,6 +21,7 @@ from executor.core.timeouts import timeouts
 from executor.core.tls import TlsEnd
 from traces.common.atomic import write_private_text
 from traces.common.errors import RunError
+from traces.common.text import read_regular
 
 Message = dict[str, Any]
 
@@ -51,7 +52,7 @@ def write_key(path: Path, key: bytes) -> None:
 
 def read_key(path: Path) -> bytes:
     """Return the key in a file that `write_key` wrote."""
-    return bytes.fromhex(path.read_text())
+    return bytes.fromhex(read_regular(path).decode())
 
 
 def encode(message: Message) -> bytes:

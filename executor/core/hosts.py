@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from executor.core.control_channel import read_key, write_key
+from planner.files.documents import read_json
 from planner.scenario.cluster import Cluster
 from traces.common.atomic import write_private_text
 
@@ -81,7 +82,7 @@ def read_hosts(path: Path) -> Hosts | None:
     """Return the hosts of a job; None if the file is missing, which means that the job runs on this machine alone."""
     if not path.exists():
         return None
-    data = json.loads(path.read_text())
+    data = read_json(path)
     parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
     return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from executor.core.job import ComputeMode
+from planner.files.documents import read_json
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.plan.plan import Plan
@@ -92,7 +93,7 @@ def read_run_bundle(folder: Path) -> RunBundle:
     """
     scenario = read_resolved_scenario(folder / "scenario.json")
     try:
-        run = HostedRun(**json.loads((folder / "run.json").read_text()))
+        run = HostedRun(**read_json(folder / "run.json"))
     except (OSError, ValueError, TypeError) as error:
         valid = "name the folder 'job' that 'ropebridge deploy' wrote"
         raise InputError(f"the folder does not hold a job: {error}", where=str(folder), valid=valid) from None

@@ -11,6 +11,7 @@ from executor.core.hosts import Hosts, read_hosts
 from executor.deploy.bundle import RunBundle, read_run_bundle
 from executor.deploy.gpus import Gpus
 from executor.deploy.hosts_file import HostEntry
+from planner.files.documents import read_json
 from traces.common.atomic import write_private_text
 from traces.common.errors import InputError
 
@@ -97,7 +98,7 @@ def read_deployment(folder: Path) -> Deployment:
     """Return the deployment in a folder; raise `InputError` if the folder contains no valid one."""
     valid = "name a folder that 'ropebridge deploy' wrote"
     try:
-        data = json.loads((folder / _FILE).read_text())
+        data = read_json(folder / _FILE)
         entries = TypeAdapter(dict[str, HostEntry]).validate_json(json.dumps(data["entries"]))
         tuples = {key: tuple(data[key]) for key in ("secrets", "ssh_options")}
         gpus = Gpus(**data.get("gpus", {}))

@@ -3,6 +3,7 @@
 The code of a verb is imported when the verb is called, so that `--help` is quick.
 """
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,18 @@ from typer.core import TyperGroup
 from experiments.cli import jobs, plan, run
 from experiments.cli.data import profile_app, traces_app
 from experiments.cli.options import JsonOption, one_of
-from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
+from experiments.runs.console import CommandInterruptedError, printable, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError
+
+# Typer names only this one of its errors in words of the command.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+# What a full or read-only disk says, wherever a verb writes.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+# What is said of a path that cannot be one, wherever a verb looks at it.
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_MOST_OF_A_PATH = 200
 
 # The groups of verbs in `--help`, in the order in which a new user needs them.
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
@@ -143,18 +154,47 @@ app.add_typer(traces_app, name="traces", rich_help_panel=DATA)
 app.add_typer(profile_app, name="profile", rich_help_panel=DATA)
 
 
+def _tell_usage(error: Any) -> None:
+    """Say in one line which word of the command is wrong; a command without any word shows its help."""
+    command = error.ctx.command_path if error.ctx is not None else app.info.name
+    if len(sys.argv) == 1 or (error.ctx is not None and error.ctx.get_help() == error.message):
+        error.show()
+    else:
+        tell(f"ropebridge: {printable(error.format_message().rstrip('.'))}; see '{command} --help'")
+
+
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
     raise_when_interrupted()
     # A terminal without the characters of a sparkline gets question marks, not a traceback.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        app()
+        # The status of `typer.Exit`; verbs return nothing.
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        _tell_usage(error)
+        sys.exit(2)
+    except typer.Abort:
+        sys.exit(1)
+    except InputError as error:
+        tell(f"ropebridge: {printable(str(error))}")
+        for note in getattr(error, "__notes__", []):
+            tell(note)
+        sys.exit(2)
     except RopebridgeError as error:
         tell(f"ropebridge: {error}")
         for note in getattr(error, "__notes__", []):
             tell(note)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (*_NO_ROOM, *_NO_PATH):
+            raise
+        path = printable(str(error.filename or "a file"))[:_MOST_OF_A_PATH]
+        if error.errno in _NO_PATH:
+            tell(f"ropebridge: {path}: this is no path: {error.strerror}; check the words of the command")
+            sys.exit(2)
+        tell(f"ropebridge: {path} cannot be written: {error.strerror}; make room, or choose another place")
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise

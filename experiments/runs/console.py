@@ -33,6 +33,11 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def printable(text: str) -> str:
+    """Return a text as one line, in which characters that a terminal obeys are escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of equally many cells as lines of text, whose columns begin below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -18,6 +18,7 @@ from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noi
 from planner.adapt.migration import LayerTransfer, Migration
 from planner.adapt.policy import Decision
 from planner.events.event import read_events, write_events
+from planner.files.documents import read_json, read_lines
 from planner.files.effects import network_name
 from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
@@ -150,11 +151,10 @@ def read_record(folder: Path) -> RunRecord:
             valid="name one that 'simulate', 'run' or 'demo' wrote",
         )
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        lines = (folder / "decisions.jsonl").read_text().splitlines()
-        decisions = tuple(_decision(json.loads(line)) for line in lines)
+        summary = read_json(folder / "summary.json")
+        decisions = tuple(_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
         events = tuple(read_events(folder / "events.parquet"))
-        measured = (folder / _NORMS).read_text().splitlines() if (folder / _NORMS).exists() else []
+        measured = read_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
         norms = tuple(_norms(json.loads(line)) for line in measured)
         backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])
         network = _network(summary)
@@ -164,6 +164,20 @@ def read_record(folder: Path) -> RunRecord:
     plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
     before = int(summary.get("samples_before", 0))
     return RunRecord(backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before)
+
+
+@contextmanager
+def reading(folders: str) -> Iterator[None]:
+    """Return a context that turns what fails in it on damaged runs into an `InputError`.
+
+    Each file of a run folder can be read by itself, and yet somebody may have changed one of them so that it
+    contradicts the others: events name devices that the scenario lacks, or actions that the plan lacks.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"{type(error).__name__}: {error}"
+        raise InputError(f"the run is damaged: {text}", where=folders, valid="run it again") from error
 
 
 def summarise(record: RunRecord) -> dict[str, Any]:

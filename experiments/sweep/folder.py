@@ -13,6 +13,7 @@ from experiments.runs.folder import no_folder
 from experiments.sweep.definition import Sweep
 from experiments.sweep.points import ground_of
 from experiments.sweep.table import described
+from planner.files.documents import read_json
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
@@ -106,7 +107,7 @@ def read_sweep_json(folder: Path) -> dict[str, Any]:
         InputError: The folder holds no sweep, or a damaged one.
     """
     try:
-        document = json.loads((folder / SWEEP).read_text())
+        document = read_json(folder / SWEEP)
         if not isinstance(document, dict) or "version" not in document:
             raise ValueError("it is no sweep")
     except (OSError, ValueError) as error:

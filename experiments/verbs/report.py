@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.report.data.sweep_points import SweptPoints, is_sweep, read_swept_points, read_swept_table
 from experiments.runs.console import check_targets
-from experiments.runs.folder import read_record, summarise
+from experiments.runs.folder import read_record, reading, summarise
 from planner.runs.record import RunRecord
 from traces.common.atomic import written_together
 from traces.common.errors import InputError
@@ -17,8 +17,9 @@ from traces.common.units import number_text
 
 def compare(folders: Sequence[Path], as_json: bool) -> str:
     """Return a table of the runs in ``folders`` as text or JSON, one row per run."""
-    rows = compare_records(list(map(read_record, folders)), list(map(str, folders)))
-    return json.dumps(rows) if as_json else _table(rows)
+    with reading(", ".join(map(str, folders))):
+        rows = compare_records(list(map(read_record, folders)), list(map(str, folders)))
+        return json.dumps(rows) if as_json else _table(rows)
 
 
 def compare_records(records: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -94,7 +95,8 @@ def report(folders: Sequence[Path], outputs: Sequence[Path]) -> str:
         _report_sweep(folders, targets)
     else:
         runs = [run for folder in folders for run in _runs(folder)]
-        report_records(list(map(read_record, runs)), names_of(runs), targets)
+        with reading(", ".join(map(str, runs))):
+            report_records(list(map(read_record, runs)), names_of(runs), targets)
     return "\n".join(map(str, targets))
 
 

@@ -63,6 +63,28 @@ def read_text(path: Path) -> str:
     return text
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file that ropebridge wrote, which may have none.
+
+    Raises:
+        InputError: The file is special, or has more than `traces.common.text.MOST_BYTES`.
+        OSError: The file cannot be read.
+        ValueError: The file is no text.
+    """
+    try:
+        return read_regular(path).decode().splitlines()
+    except InputError as error:
+        raise error.within(str(path)) from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the plain value of a JSON file that ropebridge wrote; raises as `read_lines` does."""
+    try:
+        return _json("\n".join(read_lines(path)))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 class Document:
     """A YAML or JSON file as plain values, with the line of each key for messages.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from planner.files.documents import plain
+from planner.files.documents import plain, read_json
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
 from traces.common.atomic import write_text_atomically
@@ -38,7 +38,7 @@ def read_resolved_scenario(path: Path) -> Scenario:
         InputError: The file does not exist, or is not a resolved scenario.
     """
     try:
-        scenario: Scenario = _build(Scenario, json.loads(path.read_text()))
+        scenario: Scenario = _build(Scenario, read_json(path))
     except FileNotFoundError:
         raise InputError("there is no such file", where=str(path), valid="name the folder of a run") from None
     except InputError as error:

@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any, Never, TypeVar
 
 from traces.common.errors import InputError, InterruptError, shown
+from traces.common.text import read_regular
 
 Result = TypeVar("Result")
 
@@ -211,8 +212,12 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):
+        try:
+            code = read_regular(path)
+        except InputError as error:
+            raise error.within(str(path)) from None
         # An import by importlib would write a `__pycache__` beside the user's file.
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        exec(compile(code, path, "exec"), module.__dict__)
     found = getattr(module, function, None)
     if not callable(found):
         raise InputError(f"the {what} file has no function '{function}'", where=str(path), valid=f"define {signature}")

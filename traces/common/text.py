@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -150,21 +152,55 @@ def parse_json(text: str, valid: str) -> Any:
 MOST_BYTES = 128 * 2**20
 
 
+# Seconds for which a pipe may stay without a writer, and with one that writes nothing.
+_PIPE_WRITER_S, _PIPE_SILENCE_S = 5.0, 15.0
+_PIPE_POLL_S = 0.005
+
+
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the content of a file, or of a pipe such as a shell's ``<(command)``, but of no device or socket.
 
     Raises:
-        InputError: The file is special or larger than ``most_bytes``. The error lacks the path, which the caller adds.
+        InputError: The file is special or larger than ``most_bytes``, or nobody writes into the pipe. The error lacks
+            the path, which the caller adds.
         OSError: The file cannot be read.
     """
     status = path.stat()
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode) or stat.S_ISSOCK(status.st_mode):
         raise InputError("is a device or socket", valid="name a regular file")
-    with path.open("rb") as file:
-        # One byte more than is allowed: pipes, and files of the system such as those in /proc, have no size.
-        content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1)
+    if stat.S_ISFIFO(status.st_mode):
+        content = _read_pipe(path, most_bytes + 1)
+    else:
+        with path.open("rb") as file:
+            # One byte more than is allowed: files of the system, such as those in /proc, have no size.
+            content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1)
     if max(len(content), status.st_size) > most_bytes:
         raise InputError(f"has more than {size_text(most_bytes)}", valid="is this the right file?")
+    return content
+
+
+def _read_pipe(path: Path, most_bytes: int) -> bytes:
+    """Return at most so many bytes from a pipe, without waiting for ever for somebody who writes."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    content, waited_from_s = b"", time.monotonic()
+    try:
+        while len(content) < most_bytes:
+            try:
+                part = os.read(descriptor, most_bytes - len(content))
+                limit_s = _PIPE_WRITER_S
+                if not part and content:
+                    break
+            except BlockingIOError:
+                part, limit_s = b"", _PIPE_SILENCE_S
+            if part:
+                content, waited_from_s = content + part, time.monotonic()
+            elif time.monotonic() > waited_from_s + limit_s:
+                raise InputError("is a pipe into which nobody writes", valid="name a regular file")
+            else:
+                time.sleep(_PIPE_POLL_S)
+    finally:
+        os.close(descriptor)
     return content
 
 

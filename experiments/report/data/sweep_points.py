@@ -1,6 +1,5 @@
 """Reads the points of a sweep from its folder and prepares them for drawing; loads no Bokeh."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.sweep.folder import SWEEP, TABLE
+from planner.files.documents import read_json
 from traces.common.errors import InputError
 from traces.trace import FloatArray
 
@@ -114,7 +114,7 @@ def read_swept_table(folder: Path) -> SweptTable:
         InputError: The folder is damaged.
     """
     try:
-        described = json.loads((folder / SWEEP).read_text())
+        described = read_json(folder / SWEEP)
         rows = pq.read_table(folder / TABLE).to_pylist()
         # Folders of earlier versions have no kind.
         return SweptTable(folder.resolve().name, described.get("kind", "sweep"), rows, _settings(described))
@@ -137,7 +137,7 @@ def read_swept_points(folder: Path) -> SweptPoints:
         InputError: The folder is damaged, or there is nothing to draw.
     """
     try:
-        described = json.loads((folder / SWEEP).read_text())
+        described = read_json(folder / SWEEP)
         table = pd.read_parquet(folder / TABLE)
         return _swept_points(folder.resolve().name, table, described)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from executor.core.tls import context
 from traces.common.errors import InputError
+from traces.common.text import read_regular
 
 # Environment variables of users and hosts.
 SERVER_VARIABLE, TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "ROPEBRIDGE_SERVER", "ROPEBRIDGE_TOKEN", "ROPEBRIDGE_TOKEN_FILE"
@@ -80,7 +81,9 @@ def make_token(folder: Path, environment: Mapping[str, str] = os.environ) -> str
 def read_token(path: Path) -> str:
     """Return the token in a file that its owner alone can read."""
     try:
-        mode, token = path.stat().st_mode, path.read_text().strip()
+        mode, token = path.stat().st_mode, read_regular(path).decode().strip()
+    except InputError as error:
+        raise error.within(str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise InputError(f"the token cannot be read: {reason}", str(path), "copy the server's file 'token'") from None
