@@ -93,8 +93,9 @@ def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str
     if way == "arguments":
         words = [*command.arguments]
         place = random.randrange(len(words))
-        # A null byte cannot be in an argument.
-        words[place] = random.choice(("-o", "--steps", ".", "small.yaml", "run", "999999999", *TEXTS)).replace("\0", "")
+        # A null byte cannot be in an argument; and no command may write outside of the folder.
+        texts = [text.replace("\0", "") for text in TEXTS if not text.startswith(("/", "~", ".."))]
+        words[place] = random.choice(("-o", "--steps", ".", "small.yaml", "run", "999999999", *texts))
         return words, f"argument {place} is {words[place][:80]!r}"
     kind = SCHEMA_OF.get(name)
     if way == "drawn" and kind is not None:

@@ -88,14 +88,19 @@ def check_place(path: Path) -> None:
     """Check that a file can be written at a path.
 
     Raises:
-        InputError: The folder is missing or may not be entered, the path is a folder, or the path is too long.
+        InputError: The folder is missing or may not be entered, the path is a folder or a special file, or the path is
+            too long.
     """
     try:
         is_folder, is_in_folder = path.is_dir(), path.parent.is_dir()
+        is_special = path.exists() and not is_folder and not path.is_file()
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", str(path), "choose another folder") from error
     if is_folder:
         raise InputError("is a folder", where=str(path), valid="name a file to write")
+    if is_special:
+        # Renaming a file to the path of a device would replace the device.
+        raise InputError("is a device or another special file", where=str(path), valid="name a regular file")
     if not is_in_folder:
         raise InputError(f"the folder '{path.parent}' does not exist", where=str(path), valid="create it first")
 
