@@ -39,6 +39,7 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench adaptation
 	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
+	$(BIN)/ropebridge bench diloco
 	$(BIN)/ropebridge bench recovery
 	$(BIN)/ropebridge bench jobs
 	$(BIN)/ropebridge bench profile

@@ -8,8 +8,6 @@ import json
 import os
 from dataclasses import dataclass
 
-from planner.scenario.faults import HANG_LIMIT_S
-
 _VARIABLE = "ROPEBRIDGE_TIMEOUTS"
 
 
@@ -34,7 +32,8 @@ class Timeouts:
         heartbeat_s: Interval at which a rank touches its heartbeat file.
         probe_s: Interval at which an agent checks the processes of its ranks.
         stopped_s: Time after which a process that a signal has stopped is killed, if the run ends with a lost rank.
-        stopped_recovering_s: Time after which a stopped process is killed if the run survives lost ranks.
+        stopped_recovering_s: Time after which a stopped process is killed if the run survives lost ranks; equal to
+            `planner.scenario.faults.HANG_LIMIT_S`, which loads NumPy and so threads (executor/wan/linux.py).
         silent_s: Time without a heartbeat before which no rank's process is killed; long, since some extensions hold
             Python's global lock, so that the heartbeat's thread cannot run. Longer if there were such pauses before.
         early_death_s: Age below which the death of a process counts as early; the run ends after three early deaths
@@ -62,7 +61,7 @@ class Timeouts:
     heartbeat_s: float = 1.0
     probe_s: float = 0.05
     stopped_s: float = 10.0
-    stopped_recovering_s: float = HANG_LIMIT_S
+    stopped_recovering_s: float = 4.0
     silent_s: float = 60.0
     early_death_s: float = 20.0
     agent_exit_s: float = 5.0

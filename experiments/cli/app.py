@@ -31,7 +31,7 @@ _MOST_OF_A_PATH = 200
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "clusters", "data", "executor", "fidelity", "jobs", "planner", "profile"),
+    *("accuracy", "adaptation", "clusters", "data", "diloco", "executor", "fidelity", "jobs", "planner", "profile"),
     *("recovery", "report", "schedules", "simulator", "sweep"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.

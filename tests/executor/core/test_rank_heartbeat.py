@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from executor.core.liveness import LivenessProbe
 from executor.core.timeouts import Timeouts
+from planner.scenario.faults import HANG_LIMIT_S
 from tests.helpers.processes.process_watch import wait_until
 
 # One a second.
@@ -92,3 +93,7 @@ def test_who_is_stopped_may_go_on_for_a_while(path: Path, process: "subprocess.P
 def test_who_has_not_begun_is_left_alone(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
     seen = probe(process, tmp_path / "beat")
     assert {seen.check() for _ in range(2 * SILENT_CHECKS)} == {""}
+
+
+def test_the_simulator_gives_up_a_stopped_device_when_the_agent_does() -> None:
+    assert Timeouts().stopped_recovering_s == HANG_LIMIT_S

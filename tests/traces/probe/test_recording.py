@@ -338,7 +338,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "none" / "link.csv", "does not exist; create it first"),
         (tmp_path, "is a folder"),
-        (Path("/dev/null"), "is not a file"),
+        (Path("/dev/null"), "is a device"),
     ):
         done = record(address, path)
         assert (done.returncode, done.stdout) == (2, "")

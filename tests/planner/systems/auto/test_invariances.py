@@ -77,6 +77,7 @@ def test_devices_have_one_order_however_they_are_listed_and_named(seed: int, ord
     assert described(relisted(scenario, order)) == described(renamed(scenario, order)) == described(scenario)
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
 @given(SCENARIOS, st.integers(0, 10**5))
 def test_order_and_names_change_nothing(scenario: Scenario, order: int) -> None:
@@ -85,6 +86,7 @@ def test_order_and_names_change_nothing(scenario: Scenario, order: int) -> None:
     assert step_s(renamed(scenario, order)) == pytest.approx(plain_s, rel=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
 @given(SCENARIOS, st.data())
 def test_a_better_link_never_lengthens_the_step(scenario: Scenario, data: st.DataObject) -> None:
@@ -100,6 +102,7 @@ def test_a_better_link_never_lengthens_the_step(scenario: Scenario, data: st.Dat
         assert step_s(changed) <= GRACE * plain_s
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
 @given(SCENARIOS, st.data())
 def test_one_more_device_never_lengthens_the_step(scenario: Scenario, data: st.DataObject) -> None:
@@ -112,6 +115,7 @@ def test_one_more_device_never_lengthens_the_step(scenario: Scenario, data: st.D
     assert step_s(scenario) <= GRACE * step_s(fewer)
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
 @given(st.integers(0, 10**5).map(lambda seed: small_cluster(seed, regions=2)))
 def test_one_more_region_never_lengthens_the_step(scenario: Scenario) -> None:
@@ -120,6 +124,7 @@ def test_one_more_region_never_lengthens_the_step(scenario: Scenario) -> None:
         assert whole_s <= GRACE * step_s(within_regions(scenario, regions))
 
 
+@pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
 @given(SCENARIOS)
 def test_twice_as_fast_is_half_as_long(scenario: Scenario) -> None:
