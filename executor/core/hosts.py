@@ -9,6 +9,7 @@ from executor.core.control_channel import read_key, write_key
 from planner.files.documents import read_json
 from planner.scenario.cluster import Cluster
 from traces.common.atomic import write_private_text
+from traces.common.errors import InputError
 
 # The head's port for agents and ranks of other hosts; gloo's connections use further ports.
 DEFAULT_PORT = 29400
@@ -83,8 +84,14 @@ def read_hosts(path: Path) -> Hosts | None:
     if not path.exists():
         return None
     data = read_json(path)
-    parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
-    return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
+    try:
+        parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
+        return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        valid = "the file that 'ropebridge deploy' wrote"
+        raise InputError(
+            f"the file does not describe the hosts of a job: {error}", where=str(path), valid=valid
+        ) from None
 
 
 def links_in_the_clear(hosts: Hosts) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from executor.deploy.deployment import Deployment
 from executor.deploy.target import Target, render, run_program
-from traces.common.errors import InputError
+from traces.common.errors import InputError, shown
 
 _MANIFEST = "trainjobs.yaml"
 _BUNDLE = "job.tar.gz"
@@ -38,6 +38,23 @@ def files(deployment: Deployment) -> Mapping[str, str]:
     return {_MANIFEST: render("kubernetes.yaml", deployment, jobs=jobs, bundle=_BUNDLE, label=_LABEL)}
 
 
+def _check_shape(trainer: Mapping[str, Any], host: str) -> None:
+    """Raise `InputError` if a value that the manifest adds to is not a mapping, or not a list."""
+    pod = trainer.get("pod", {})
+    shapes = [("pod", pod, dict), ("env", trainer.get("env", []), list)]
+    shapes.append(("resourcesPerNode", trainer.get("resourcesPerNode", {}), dict))
+    if isinstance(pod, dict):
+        shapes += [("pod.nodeSelector", pod.get("nodeSelector", {}), dict)]
+        shapes += [(f"pod.{name}", pod.get(name, []), list) for name in ("volumes", "containers")]
+    for name, value, shape in shapes:
+        if not isinstance(value, shape):
+            raise InputError(
+                f"{shown(value)} has the wrong form",
+                where=f"hosts.{host}.kubernetes.{name}",
+                valid="give a mapping of names to values" if shape is dict else "give a list",
+            )
+
+
 def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
     """Return the values of the template ``kubernetes.yaml`` that differ between hosts."""
     trainer = dict(deployment.entries[host].kubernetes or {})
@@ -47,6 +64,7 @@ def _job(deployment: Deployment, host: str, ranks: int) -> dict[str, Any]:
             where=f"hosts.{host}.kubernetes.image",
             valid="give the name of a container image in which ropebridge is installed",
         )
+    _check_shape(trainer, host)
     pod = dict(trainer.pop("pod", {}))
     if deployment.gpus.count(host):
         trainer["resourcesPerNode"] = _with_gpus(deployment, host, trainer.get("resourcesPerNode", {}))

@@ -151,7 +151,7 @@ def test_the_commands_succeed_with_files_that_are_not_spoiled(forker: Forker, se
     assert not failed
 
 
-@pytest.mark.parametrize("most_file_bytes", [600, 5000])
+@pytest.mark.parametrize("most_file_bytes", [600, pytest.param(5000, marks=pytest.mark.slow)])
 def test_a_full_disk_is_told_and_nothing_is_left(
     most_file_bytes: int, forker: Forker, seeds: Path, tmp_path: Path
 ) -> None:

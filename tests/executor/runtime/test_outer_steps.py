@@ -218,7 +218,7 @@ def test_replicas_come_and_go_between_outer_steps(tmp_path: Path) -> None:
     torch.testing.assert_close(load_file(target), dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("first_steps", [5, 6])
+@pytest.mark.parametrize("first_steps", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(first_steps: int, tmp_path: Path) -> None:
     """Also with pseudo-gradients under way: pipelines keep their own optimizers' states, and outer steps their time."""
     scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", density=0.5))
