@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from executor.core.control_channel import read_key, write_key
 from planner.files.documents import read_json
@@ -83,15 +85,16 @@ def read_hosts(path: Path) -> Hosts | None:
     """Return the hosts of a job; None if the file is missing, which means that the job runs on this machine alone."""
     if not path.exists():
         return None
-    data = read_json(path)
     try:
-        parts = tuple(HostPart(each["name"], tuple(each["ranks"]), each["interface"]) for each in data.pop("parts"))
-        return Hosts(**data, parts=parts, key=read_key(path.with_name(KEY_FILE)))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        valid = "the file that 'ropebridge deploy' wrote"
+        found = TypeAdapter(Hosts).validate_python(read_json(path))
+    except ValidationError as error:
+        (first, *_) = error.errors()
         raise InputError(
-            f"the file does not describe the hosts of a job: {error}", where=str(path), valid=valid
+            f"the file does not describe the hosts of a job: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            where=str(path),
+            valid="the file that 'ropebridge deploy' wrote",
         ) from None
+    return replace(found, key=read_key(path.with_name(KEY_FILE)))
 
 
 def links_in_the_clear(hosts: Hosts) -> str:
