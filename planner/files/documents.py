@@ -71,18 +71,22 @@ def read_lines(path: Path) -> list[str]:
         OSError: The file cannot be read.
         ValueError: The file is no text.
     """
-    try:
-        return read_regular(path).decode().splitlines()
-    except InputError as error:
-        raise error.within(str(path)) from None
+    return _written_text(path).splitlines()
 
 
 def read_json(path: Path) -> Any:
     """Return the plain value of a JSON file that ropebridge wrote; raises as `read_lines` does."""
     try:
-        return _json("\n".join(read_lines(path)))
+        return _json(_written_text(path))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _written_text(path: Path) -> str:
+    try:
+        return read_regular(path).decode()
+    except InputError as error:
+        raise error.within(str(path)) from None
 
 
 class Document:

@@ -183,7 +183,7 @@ def _read_pipe(path: Path, most_bytes: int) -> bytes:
     """Return at most so many bytes from a pipe, without waiting for ever for somebody who writes."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    content, waited_from_s = b"", time.monotonic()
+    content, waited_from_s = bytearray(), time.monotonic()
     try:
         while len(content) < most_bytes:
             try:
@@ -194,14 +194,15 @@ def _read_pipe(path: Path, most_bytes: int) -> bytes:
             except BlockingIOError:
                 part, limit_s = b"", _PIPE_SILENCE_S
             if part:
-                content, waited_from_s = content + part, time.monotonic()
+                content += part
+                waited_from_s = time.monotonic()
             elif time.monotonic() > waited_from_s + limit_s:
                 raise InputError("is a pipe into which nobody writes", valid="name a regular file")
             else:
                 time.sleep(_PIPE_POLL_S)
     finally:
         os.close(descriptor)
-    return content
+    return bytes(content)
 
 
 def read_text(path: Path, valid: str) -> str:
