@@ -23,11 +23,6 @@ from planner.scenario.scenario import HuggingFaceCode, Scenario, weight_files
 # ones.
 _DIGITS = 32
 
-# Files up to this size are compared whole; of larger ones this many blocks of this size.
-_WHOLE_BYTES = 256 * 2**20
-_BLOCKS = 256
-_BLOCK_BYTES = 2**18
-
 Job = tuple[Scenario, Plan, RunConfig]
 
 
@@ -87,19 +82,9 @@ def _digest(text: str) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """Return the digest of a file, or that of the digests of several files with weights.
-
-    Of a large file of weights, which each rank would otherwise read whole, blocks at equal distances are compared.
-    """
+    """Return the digest of a file, or that of the digests of several files with weights."""
     files = weight_files(path)
     if files != [path]:
         return _digest(" ".join(map(_file_digest, files)))
     with path.open("rb") as file:
-        size_bytes = path.stat().st_size
-        if size_bytes <= _WHOLE_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
-        digest = hashlib.sha256(str(size_bytes).encode())
-        for start in range(0, size_bytes, size_bytes // _BLOCKS):
-            file.seek(start)
-            digest.update(file.read(_BLOCK_BYTES))
-        return digest.hexdigest()[:_DIGITS]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
