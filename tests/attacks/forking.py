@@ -200,6 +200,8 @@ def _command(arguments: list[str], folder: Path, most_file_bytes: int, out: int,
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + _MOST_MORE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        # Python would cut the compiled modules that it writes at this limit, and every later process would read them.
+        sys.dont_write_bytecode = True
         # Python ignores the signal, so that writing fails as on a full disk.
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_file_bytes, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 1))

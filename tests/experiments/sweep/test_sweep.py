@@ -215,6 +215,8 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
         capture_output=True,
         text=True,
         check=False,
+        # Python would cut the compiled modules that it writes at this limit, and every later process would read them.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
     )
     assert done.returncode == 1

@@ -351,7 +351,7 @@ def test_a_disk_that_takes_nothing_ends_the_recording_with_one_line(tmp_path: Pa
     path = tmp_path / "link.csv"
     with responder(tmp_path / "far") as (address, _):
         command = shlex.join([*COMMAND, "traces", "record", address, "-o", str(path), *QUICK])
-        limited = ["bash", "-c", f"ulimit -f 0; {command}"]
+        limited = ["bash", "-c", f"ulimit -f 0; PYTHONDONTWRITEBYTECODE=1 {command}"]
         done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{path} cannot be written: File too large" in done.stderr.splitlines()[-1]
