@@ -13,6 +13,7 @@ from pathlib import Path
 
 from executor.control import node_agent
 from executor.control.arrivals import with_arrivals, without_marks
+from executor.control.attempts import AttemptFolder
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
@@ -40,7 +41,7 @@ from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Policy
 from planner.check import check_plan
-from planner.events.event import EventWriter, in_order, read_events
+from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
@@ -144,13 +145,16 @@ class TorchBackend:
         devices = rank_devices(scenario, plan, config)
         with (
             _held(checkpoints) as mark,
-            prepared_job(scenario, plan, replace(config, checkpoints_mark=mark), self.hosts) as job,
+            _attempt(checkpoints, first_sample, plan, config.sees_arrivals(plan)) as attempt,
+            prepared_job(scenario, plan, _recorded(config, mark, attempt), self.hosts) as job,
         ):
-            rows = EventRecorder(EventWriter(job.published), None) if config.publishes else None
+            config = job.read_config()
+            published = job.published if attempt is None else attempt.published
+            rows = EventRecorder(EventWriter(published), None) if config.publishes else None
             watch = self.watch or (lambda _: None)
             names = [device.name for device in scenario.cluster.devices]
             driver = PolicyDriver(
-                plan, first_step, first_sample, names, adaptation, check, rows, watch, self.tell, steps
+                plan, first_step, first_sample, names, adaptation, check, rows, attempt, watch, self.tell, steps
             )
             with _naming_checkpoint(checkpoints):
                 run_job(job, devices, driver if config.is_steered else None)
@@ -164,15 +168,15 @@ class TorchBackend:
             if rows is not None:
                 rows.close()
             if rows is not None:
-                events = read_events(job.published)
+                events = read_event_stream(published)
             else:
                 join = with_arrivals if config.sees_arrivals(plan) else without_marks
-                events = join(all_events(job, len(devices)))
+                events = join(all_events(job, config, len(devices)))
             if config.publishes:
                 losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
             else:
                 # Of ranks that may be lost, each step is published: they leave no files.
-                losses, norms = total_losses(job, len(devices)), gather_norms(job, len(devices))
+                losses, norms = total_losses(job, config, len(devices)), gather_norms(job, len(devices))
             return RunRecord(
                 self.compute,
                 scenario,
@@ -215,6 +219,20 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
     from executor.recovery.checkpoints import CheckpointFolder
 
     return CheckpointFolder(checkpoints.folder).samples_before(checkpoints.first_step)
+
+
+@contextmanager
+def _attempt(
+    checkpoints: CheckpointConfig | None, first_sample: int, plan: Plan, sees_arrivals: bool
+) -> Iterator[AttemptFolder | None]:
+    if checkpoints is None:
+        yield None
+    else:
+        yield AttemptFolder.create(checkpoints, first_sample, plan, sees_arrivals)
+
+
+def _recorded(config: RunConfig, mark: str, attempt: AttemptFolder | None) -> RunConfig:
+    return replace(config, checkpoints_mark=mark, attempt="" if attempt is None else str(attempt.path))
 
 
 def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:

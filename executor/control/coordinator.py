@@ -16,8 +16,10 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from executor.control.attempts import AttemptFolder
 from executor.control.control_server import ControlServer, Peer
 from executor.control.policy_driver import PolicyDriver
 from executor.control.processes import RankProcesses
@@ -213,6 +215,8 @@ class Coordinator:
     def _start_run(self, origin_s: float) -> None:
         """Store second 0 of the run, and schedule the faults of the scenario relative to it."""
         self._processes.origin_s = origin_s
+        if self._config.attempt:
+            AttemptFolder(Path(self._config.attempt)).begin(origin_s)
         if not self._recovers:
             return
         for fault in self._scenario.faults:

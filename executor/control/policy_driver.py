@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from executor.control.arrivals import with_arrivals
+from executor.control.attempts import AttemptFolder
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
@@ -100,6 +101,7 @@ class PolicyDriver:
         adaptation: Calls the policy; None without a policy.
         check: Called with the current plan and a decision; raises if the ranks cannot carry out the decision.
         rows: Records the rows of all steps, of repeated ones too; None if the ranks write their rows themselves.
+        attempt: Where losses, norms and decisions are kept as the run goes on; None in a job without checkpoints.
         watch: Called with the progress of each finished step, in order and once per step.
         tell: Called with a line for the user when devices are lost.
         steps: Number of the step after the last one.
@@ -116,6 +118,7 @@ class PolicyDriver:
     _adaptation: Adaptation | None
     _check: Callable[[Plan, Decision], None]
     _rows: EventRecorder | None
+    _attempt: AttemptFolder | None
     _watch: ProgressCallback
     _tell: Callable[[str], None]
     _steps: int
@@ -151,6 +154,7 @@ class PolicyDriver:
         local = [LocalNorms(**part["norms"]) for part in parts if part["norms"] is not None]
         if (norms := GradientNorms.of_devices(local)) is not None:
             self.norms[step] = norms
+        self._keep(step)
         self.absences.see(events, away)
         if step < self._shown:
             return None
@@ -158,6 +162,17 @@ class PolicyDriver:
         decision = self._decide(step, events, away)
         self._show(step, events, decision, away)
         return None if decision is None else self._at(decision.first_step)
+
+    def _keep(self, step: int) -> None:
+        """Write what is known of a step where it outlives this process."""
+        if self._attempt is None:
+            return
+        if self._rows is not None:
+            self._rows.flush()
+        if step in self.losses:
+            self._attempt.add_loss(step, self.losses[step])
+        if step in self.norms:
+            self._attempt.add_norms(self.norms[step])
 
     def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
         """Return the decision of the policy; None if the plan stays."""
@@ -236,6 +251,8 @@ class PolicyDriver:
     def _note(self, decision: Decision, now_s: float) -> None:
         place = ("", "", -1, -1, -1, decision.observed_step, "")
         self.decision_events.append(Event(EventKind.DECISION, *place, now_s, now_s, 0))
+        if self._attempt is not None:
+            self._attempt.add_decision(decision, now_s)
 
 
 def _is_update(event: Event) -> bool:

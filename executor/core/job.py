@@ -28,11 +28,11 @@ RANK_FILES: Mapping[str, str] = MappingProxyType(
     {
         # All output of the rank's processes. One file for all ranks would mix their lines.
         "log": "rank-{}.log",
-        "events": "events-{}.parquet",
+        "events": "events-{}.arrows",
         # Memory, processor time, open files and threads of the process at the end of each step.
         "resources": "resources-{}.jsonl",
-        # The rank's part of the loss of each step.
-        "losses": "losses-{}.json",
+        # The rank's part of the loss of each step, a line for each.
+        "losses": "losses-{}.jsonl",
         # The trained parameters; only with real compute.
         "parameters": "parameters-{}.safetensors",
         # Norms of gradients: executor/training/noise_scale.py.
@@ -68,6 +68,8 @@ class RunConfig:
         checkpoints_mark: Content of a file in that folder, by which each rank checks that its folder is the same; see
             `CheckpointFolder.check_held`.
         checkpoint_every: Number of steps between two checkpoints; 0 writes none.
+        attempt: Folder on the head for rows and losses, which outlives the job (executor/control/attempts.py); empty in
+            a job without checkpoints, and on other hosts.
         first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
         first_sample: Samples of all steps before the first step.
         spread: Whether the ranks are on several hosts.
@@ -86,6 +88,7 @@ class RunConfig:
     checkpoints: str = ""
     checkpoints_mark: str = ""
     checkpoint_every: int = 0
+    attempt: str = ""
     first_step: int = 0
     first_sample: int = 0
     spread: bool = False
@@ -137,7 +140,8 @@ class JobFolder:
         origin: File of second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
         run_failure: File of the relay's failure, in one sentence.
         relay_report: File of the relay's report, written at its end: executor/wan/relay.py.
-        published: File of the rows that the ranks sent to the launcher, since files of ranks may be lost.
+        published: File of the rows that the ranks sent to the launcher, since files of ranks may be lost; in a job
+            without checkpoints.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +153,7 @@ class JobFolder:
         self.run_failure = path / "run-failure.txt"
         self.relay_report = path / "relay.json"
         self.log = path / "log.txt"
-        self.published = path / "published.parquet"
+        self.published = path / "published.arrows"
 
     def write(self, scenario: Scenario, plan: Plan, config: RunConfig) -> None:
         """Write the documents that the workers read."""
@@ -200,6 +204,7 @@ class JobFolder:
             if not checkpoints:
                 raise RunError("the job writes checkpoints, but this host's copy of the job names no folder for them")
             found["config"]["checkpoints"] = checkpoints
+        found["config"]["attempt"] = ""
         for name, document in found.items():
             write_text_atomically(self._document(name), json.dumps(document))
 
@@ -209,6 +214,19 @@ class JobFolder:
     def of_rank(self, kind: str, rank: int) -> Path:
         """Return the path of a file of a rank, whose kind is one of `RANK_FILES`."""
         return self.path / RANK_FILES[kind].format(rank)
+
+    def recorded(self, config: RunConfig, kind: str, rank: int) -> Path:
+        """Return the path of a rank's events or losses: beside the checkpoints, unless the launcher collects rows."""
+        place = Path(config.attempt) if config.attempt and not config.publishes else self.path
+        return place / RANK_FILES[kind].format(rank)
+
+
+def files_of_ranks(folder: Path, kind: str) -> list[Path]:
+    """Return the files of one kind of `RANK_FILES` in a folder, in the order of the ranks."""
+    before, after = RANK_FILES[kind].split("{}")
+    return sorted(
+        folder.glob(f"{before}*{after}"), key=lambda path: int(path.name.removeprefix(before).removesuffix(after))
+    )
 
 
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:

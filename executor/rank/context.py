@@ -1,7 +1,6 @@
 """The configuration of one rank, and the objects that its process keeps over all sessions."""
 
 import gc
-from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -105,8 +104,7 @@ class RankContext:
         backups: Copies of the state in memory; None if the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None if the run writes no checkpoints.
         outer: The state of the outer steps of this rank's layers, from the checkpoint from which the run resumes.
-        loss_steps: Numbers of the steps of which this rank has computed a part of the loss.
-        losses: This rank's parts of the losses of ``loss_steps``.
+        losses: The line-buffered file of this rank's parts of the losses, with a step and its part in each line.
     """
 
     compute: Compute
@@ -118,8 +116,7 @@ class RankContext:
     backups: StateBackups | None
     checkpoints: Checkpointing | None
     outer: Mapping[int, LayerTensors]
-    loss_steps: "array[int]"
-    losses: "array[float]"
+    losses: TextIO
 
     @property
     def trained(self) -> RealCompute | None:
@@ -185,10 +182,9 @@ def build_context(
     if run.checkpoint_every and model is not None:
         layers = model.model.layers
         checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up)
-    file = EventWriter(config.folder.of_rank("events", config.rank))
+    file = EventWriter(config.folder.recorded(run, "events", config.rank))
+    losses = config.folder.recorded(run, "losses", config.rank).open("w", buffering=1)
     samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
     # Exclude the present objects, which stay until the end, from garbage collections: each then takes a millisecond.
     gc.freeze()
-    return RankContext(
-        compute, clock, shaper, group, file, samples, backups, checkpoints, outer, array("q"), array("d")
-    )
+    return RankContext(compute, clock, shaper, group, file, samples, backups, checkpoints, outer, losses)

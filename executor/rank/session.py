@@ -1,5 +1,6 @@
 """One rank's training in a session: a set of ranks connected until one is lost, others join, or the run ends."""
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -239,8 +240,9 @@ class Session:
         config, context, publisher = self._config, self._context, self._publisher
 
         def begin(step: StepProgram) -> None:
-            if context.checkpoints is not None:
-                context.checkpoints.begin_step(step, self._outer_states)
+            if context.checkpoints is not None and context.checkpoints.begin_step(step, self._outer_states):
+                # The rows of the steps before must outlive this process, as the checkpoint does.
+                self._rows.flush()
             if context.backups is not None:
                 anew, durable = step.step == first, self._client.durable(step.step)
                 context.backups.begin_step(
@@ -260,8 +262,7 @@ class Session:
                 check_loss(loss, step, config.run.steps, plan, config.device)
             if publisher is not None:
                 publisher.note_loss(step, loss)
-            context.loss_steps.append(step)
-            context.losses.append(loss)
+            context.losses.write(f"{json.dumps([step, loss])}\n")
 
         def end_run() -> None:
             # A resumed run takes the outer steps that are still to come at their own time.

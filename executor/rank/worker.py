@@ -1,7 +1,6 @@
 """One rank of a job; an agent forks a process for it, which calls `main`."""
 
 import gc
-import json
 import os
 import sys
 import tempfile
@@ -266,13 +265,10 @@ class Rank:
         self._client.agree(f"{self._scope}checkpoints", self._ranks, check, wait_s, wrong_input=True)
 
     def _conclude(self) -> None:
-        """Write the rank's result files: losses, parameters, norms of gradients."""
+        """Write the rank's result files: parameters, norms of gradients."""
         rank, folder, context = self._config.rank, self._folder, self._context
         if not self._config.recovers:
             dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
-        folder.of_rank("losses", rank).write_text(
-            json.dumps(list(zip(context.loss_steps, context.losses, strict=True)))
-        )
         if context.trained is not None:
             parameters = {name: each.contiguous() for name, each in context.trained.named_parameters().items()}
             save_file(parameters, folder.of_rank("parameters", rank))
@@ -287,6 +283,7 @@ class Rank:
         if context.trained is not None:
             context.trained.close()
         context.samples.close()
+        context.losses.close()
         context.file.close()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -76,11 +76,13 @@ class Checkpointing:
         self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
         self._thread.start()
 
-    def begin_step(self, current: StepProgram, outer: OuterStates) -> None:
-        """Copy the layers that this rank writes before a step, if a checkpoint is due."""
+    def begin_step(self, current: StepProgram, outer: OuterStates) -> bool:
+        """Copy the layers that this rank writes before a step, if a checkpoint is due; return whether one is."""
         self._latest, step = current, current.step
-        if step > self._run.first_step and step % self._run.checkpoint_every == 0:
+        is_due = step > self._run.first_step and step % self._run.checkpoint_every == 0
+        if is_due:
             self._copy(step, current.plan, current.samples_before, outer)
+        return is_due
 
     def copy_last(self, steps: int, outer: OuterStates) -> None:
         """Copy the layers after the run's last step, which precedes step ``steps``, unless this was done."""

@@ -71,7 +71,7 @@ def run(
     from experiments.runs.carry_out import carry_out, present
     from experiments.runs.progress import showing_run
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
-    from experiments.verbs.run import checkpoint_config, real_backend, resumed_plan
+    from experiments.verbs.run import checkpoint_config, completing, real_backend, resumed_plan
 
     described, ordering = choose_scenario(scenario), Ordering(schedule, dynamic, orders)
     checkpoints, resumed = checkpoint_config(checkpoint, checkpoint_every, resume, described, steps, tell)
@@ -93,7 +93,7 @@ def run(
             watch=watch,
             tell=tell,
         )
-        record = carry_out(described, planned, policy, steps, output, backend)
+        record = carry_out(described, planned, policy, steps, output, backend, completing(checkpoints, tell))
     say(present(record, as_json))
 
 

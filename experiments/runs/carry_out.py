@@ -28,15 +28,17 @@ def carry_out(
     steps: int,
     output: Path | None,
     make_backend: Callable[[Path | None], Backend],
+    complete: Callable[[RunRecord], RunRecord] = lambda record: record,
 ) -> RunRecord:
     """Run a scenario in a backend, and write the run folder ``output`` unless it is None.
 
     ``policy`` is an adaptation policy or its name; None keeps the plan. ``make_backend`` takes the folder into which
-    the run is being written, or None, and returns the backend.
+    the run is being written, or None, and returns the backend; ``complete`` takes the backend's record and returns the
+    one to keep.
     """
     chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
     with new_folder(output) if output is not None else nullcontext() as folder:
-        record = make_backend(folder).run(scenario, plan, chosen_policy, steps)
+        record = complete(make_backend(folder).run(scenario, plan, chosen_policy, steps))
         if folder is not None:
             write_record(record, folder)
     return record
@@ -79,6 +81,9 @@ def _describe(summary: dict[str, Any]) -> str:
         f"  memory       {size_text(max(summary['peak_memory_bytes'].values()))} on the fullest device",
         f"  decisions    {summary['decisions']}",
     ]
+    if interruptions := summary["interruptions"]:
+        lost_s = sum(each["end_s"] - each["start_s"] for each in interruptions)
+        lines.append(f"  interrupted  {len(interruptions)} x, {number_text(lost_s)} s in all")
     if summary["computed_on"]:
         lines.append(f"  trained on   {summary['computed_on']}, not on the devices of the plan")
     if losses := summary["losses"]:

@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
-from planner.adapt.migration import LayerTransfer, Migration
-from planner.adapt.policy import Decision
 from planner.events.event import read_events, write_events
 from planner.files.documents import read_json, read_lines
 from planner.files.effects import network_name
-from planner.files.plan import parse_plan, plan_json, read_plan, write_plan
+from planner.files.plan import decision_json, parse_decision, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
-from planner.runs.record import RealNetwork, RunRecord
+from planner.runs.record import Interruption, RealNetwork, RunRecord
 from traces.common.errors import InputError, RunError
 
 # File of the squared gradient norms of each step, if they were measured.
@@ -110,17 +108,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
     Raises:
         RunError: The disk is full or fails.
     """
-    decisions = [
-        {
-            "observed_step": decision.observed_step,
-            "first_step": decision.first_step,
-            "change": decision.change,
-            "moved_bytes": decision.migration.size_bytes,
-            "moves": [asdict(move) for move in decision.migration.moves],
-            "plan": json.loads(plan_json(decision.plan)),
-        }
-        for decision in record.decisions
-    ]
+    decisions = [decision_json(decision) for decision in record.decisions]
     norms = [
         {**asdict(each), "estimates": {name: asdict(each.estimate(name)) for name in ESTIMATORS}}
         for each in record.gradient_norms
@@ -152,18 +140,22 @@ def read_record(folder: Path) -> RunRecord:
         )
     try:
         summary = read_json(folder / "summary.json")
-        decisions = tuple(_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
+        decisions = tuple(parse_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
         events = tuple(read_events(folder / "events.parquet"))
         measured = read_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
         norms = tuple(_norms(json.loads(line)) for line in measured)
         backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])
         network = _network(summary)
+        # Runs of earlier versions lack this entry.
+        interruptions = tuple(Interruption(**each) for each in summary.get("interruptions", ()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
     plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
     before = int(summary.get("samples_before", 0))
-    return RunRecord(backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before)
+    return RunRecord(
+        backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before, interruptions
+    )
 
 
 @contextmanager
@@ -189,6 +181,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "network_effects": network_name(record.scenario.effects.network) if record.backend == "simulated" else None,
         "computed_on": record.computed_on,
         "samples_before": record.samples_before,
+        "interruptions": [asdict(each) for each in record.interruptions],
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,
@@ -222,10 +215,3 @@ def _network(summary: dict[str, Any]) -> RealNetwork | None:
     """Return the network of a real run; None for a simulation, and for a run of an old version, which lacks it."""
     emulator = summary.get("emulator")
     return RealNetwork(emulator, summary["tcp"]) if emulator is not None else None
-
-
-def _decision(data: dict[str, Any]) -> Decision:
-    plan = parse_plan(json.dumps(data["plan"]))
-    # Runs of versions without migration lack this entry.
-    migration = Migration(tuple(LayerTransfer(**move) for move in data.get("moves", ())))
-    return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

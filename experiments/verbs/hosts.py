@@ -22,7 +22,7 @@ from experiments.runs.carry_out import carry_out, present
 from experiments.runs.folder import new_folder
 from experiments.runs.progress import run_lines
 from experiments.runs.scenario import Ordering
-from experiments.verbs.run import checkpoint_config, resumed_plan
+from experiments.verbs.run import checkpoint_config, completing, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
@@ -203,4 +203,5 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             tell=tell,
         )
 
-    return present(carry_out(scenario, plan, run.policy, run.steps, output, backend), as_json=False)
+    complete = completing(checkpoints, tell)
+    return present(carry_out(scenario, plan, run.policy, run.steps, output, backend, complete), as_json=False)

@@ -1,6 +1,7 @@
 """Events of a run, their order, and their Parquet files."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -104,19 +105,19 @@ def write_events(events: Iterable[Event], path: Path) -> None:
 
 
 class EventWriter:
-    """Writes events to a Parquet file part by part, so that a long run need not hold them all.
+    """Writes events to an Arrow stream part by part, so that a long run need not hold them all.
 
     Args:
-        path: Path of the file, which can be read once the writer is closed.
+        path: Path of the file, which `read_event_stream` reads at any time.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetWriter(path, _SCHEMA)
+        self._file = pa.ipc.new_stream(pa.OSFile(str(path), "wb"), _SCHEMA)
         # pyarrow imports pandas for its first array, which takes up to a second; this must not happen during the run.
         to_table([])
 
     def append(self, events: Iterable[Event]) -> None:
-        """Append these events to the file."""
+        """Append these events to the file; then they outlive this process."""
         self._file.write_table(to_table(events))
 
     def close(self) -> None:
@@ -129,6 +130,19 @@ def read_events(path: Path) -> list[Event]:
     table = pq.read_table(path)
     if table.schema != _SCHEMA:
         raise ValueError(f"{path.name} has the columns {', '.join(table.schema.names)}; it is of another version")
+    return _events(table)
+
+
+def read_event_stream(path: Path) -> list[Event]:
+    """Return the events that an `EventWriter` has written, up to the part that a killed process has left torn."""
+    parts = []
+    with suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(pa.OSFile(str(path))) as stream:
+        # Reading stops with an error at a torn part, and without one where the writer was not closed.
+        parts.extend(stream)
+    return _events(pa.Table.from_batches(parts, _SCHEMA))
+
+
+def _events(table: pa.Table) -> list[Event]:
     columns = table.to_pydict()
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]

@@ -1,16 +1,20 @@
-"""Plans as JSON files, with a schema version.
+"""Plans as JSON files, with a schema version, and decisions, which contain plans.
 
 Fields with the default value of `planner.plan.plan` are left out; these defaults do not change within a version.
 Actions are text such as ``"2F0"``.
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from planner.adapt.migration import LayerTransfer, Migration
+from planner.adapt.policy import Decision
 from planner.files.documents import Document, plain
 from planner.files.parsing import STRICT, cached_adapter, parse, reported
 from planner.plan.actions import Action, parse_action
@@ -79,3 +83,23 @@ def parse_plan(text: str) -> Plan:
 def plan_schema() -> dict[str, Any]:
     """Return the JSON Schema of plan files, for editors."""
     return cached_adapter(Plan).json_schema()
+
+
+def decision_json(decision: Decision) -> dict[str, Any]:
+    """Return a decision as a plain value for JSON."""
+    return {
+        "observed_step": decision.observed_step,
+        "first_step": decision.first_step,
+        "change": decision.change,
+        "moved_bytes": decision.migration.size_bytes,
+        "moves": [asdict(move) for move in decision.migration.moves],
+        "plan": json.loads(plan_json(decision.plan)),
+    }
+
+
+def parse_decision(data: Mapping[str, Any]) -> Decision:
+    """Return the decision from a plain value that `decision_json` returned."""
+    plan = parse_plan(json.dumps(data["plan"]))
+    # Runs of versions without migration lack this entry.
+    migration = Migration(tuple(LayerTransfer(**move) for move in data.get("moves", ())))
+    return Decision(data["observed_step"], data["first_step"], plan, data["change"], migration)

@@ -30,6 +30,21 @@ class RealNetwork:
 
 
 @dataclass(frozen=True, slots=True)
+class Interruption:
+    """The time in which a run did not train, since it had ended and was resumed from a checkpoint.
+
+    Attributes:
+        step: The first step after the resumption.
+        start_s: End of the step before, seconds from the start of the run; what was trained after it is lost.
+        end_s: Start of the step.
+    """
+
+    step: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Record of a run: its input, events, decisions and measurements.
 
@@ -43,6 +58,7 @@ class RunRecord:
         network: Network of a run on torch.distributed; None for a simulation.
         samples_before: Samples of all steps before the run's first one, from whose checkpoint it resumed; usually 0.
         computed_on: Devices on which a run trained although the plan names devices of other kinds; else empty.
+        interruptions: Where a run had ended and was resumed, in the order of time; its events are those of all parts.
     """
 
     backend: str
@@ -55,6 +71,7 @@ class RunRecord:
     network: RealNetwork | None = None
     computed_on: str = ""
     samples_before: int = 0
+    interruptions: tuple[Interruption, ...] = ()
 
     @property
     def metrics(self) -> "pd.DataFrame":

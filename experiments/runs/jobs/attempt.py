@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from executor.backend import TorchBackend
+from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
@@ -34,7 +35,7 @@ from experiments.runs.console import CommandInterruptedError, raise_when_interru
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.progress import run_lines
 from planner.plan.plan import Plan
-from planner.runs.record import Progress
+from planner.runs.record import Progress, RunRecord
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError, RunError
 
@@ -165,7 +166,12 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
                 tell=tell,
             )
 
-        say(present(carry_out(bundle.scenario, plan, run.policy, run.steps, shared / _RUN, backend), as_json=False))
+        def complete(record: RunRecord) -> RunRecord:
+            has_checkpoints = bundle.run.checkpoint_every > 0
+            return with_earlier_attempts(record, shared / _CHECKPOINTS, tell) if has_checkpoints else record
+
+        record = carry_out(bundle.scenario, plan, run.policy, run.steps, shared / _RUN, backend, complete)
+        say(present(record, as_json=False))
 
 
 def _resume(bundle: RunBundle, shared: Path, losses: LossFile) -> tuple[int, Plan]:

@@ -84,7 +84,7 @@ def _outcome(job: JobFolder, ranks: int) -> Outcome:
     losses = [
         part
         for rank in range(ranks)
-        if (part := [loss for _, loss in json.loads(job.of_rank("losses", rank).read_text())])
+        if (part := [loss for _, loss in map(json.loads, job.of_rank("losses", rank).read_text().splitlines())])
     ]
     parameters: dict[str, torch.Tensor] = {}
     for rank in range(ranks):

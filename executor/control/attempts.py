@@ -1,0 +1,287 @@
+"""The record of a run over all its attempts: what each attempt writes as it goes, and how the parts are joined.
+
+A run that is ended, in whatever way, goes on from a checkpoint as another attempt. Each attempt has a folder beside the
+checkpoints, ``record/0000`` and so on, in which a process that is killed leaves what it has written:
+
+- ``attempt.json``: the first step, the samples before it, and the plan.
+- ``began``: the time of day at second 0 of the attempt.
+- ``published.arrows``: the rows of all ranks, if the launcher collects them; else ``events-RANK.arrows``.
+- ``losses.jsonl``, ``norms.jsonl`` and ``decisions.jsonl``, by the launcher; or ``losses-RANK.jsonl``.
+
+An attempt counts up to the first step of the next one that went back to before its own end: the steps after the
+checkpoint were lost, and the record has those of the next attempt alone.
+"""
+
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from executor.control.arrivals import with_arrivals, without_marks
+from executor.core.job import CheckpointConfig, files_of_ranks
+from planner.adapt.gradient_noise import GradientNorms
+from planner.adapt.policy import Decision, describe_change
+from planner.events.event import Event, EventKind, read_event_stream
+from planner.files.plan import decision_json, parse_decision, parse_plan, plan_json
+from planner.plan.plan import Plan
+from planner.runs.record import Interruption, RunRecord
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+
+_RECORD, _ABOUT, _BEGAN = "record", "attempt.json", "began"
+_PUBLISHED, _LOSSES, _NORMS, _DECISIONS = "published.arrows", "losses.jsonl", "norms.jsonl", "decisions.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """The folder of one attempt: what is written while it trains."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, checkpoints: CheckpointConfig, first_sample: int, plan: Plan, sees_arrivals: bool
+    ) -> "AttemptFolder":
+        """Return the folder of an attempt that begins; that of a run from step 0 replaces those of earlier runs.
+
+        Args:
+            checkpoints: The folder of the checkpoints, and the first step.
+            first_sample: Samples of all steps before the first one.
+            plan: The plan of the first step.
+            sees_arrivals: Whether the rows of ranks tell all arrivals (`executor.core.job.RunConfig.sees_arrivals`).
+
+        Raises:
+            InputError: The folder cannot be made.
+        """
+        record = checkpoints.folder.resolve() / _RECORD
+        try:
+            if not checkpoints.first_step:
+                shutil.rmtree(record, ignore_errors=True)
+            record.mkdir(exist_ok=True)
+            number = max((int(path.name) for path in _folders(record)), default=-1) + 1
+            found = cls(record / f"{number:04d}")
+            found.path.mkdir()
+            about = {
+                "first_step": checkpoints.first_step,
+                "first_sample": first_sample,
+                "sees_arrivals": sees_arrivals,
+                "plan": plan_json(plan),
+            }
+            write_text_atomically(found.path / _ABOUT, json.dumps(about))
+        except OSError as error:
+            problem, advice = f"no record can be written: {error.strerror}", "choose a folder that can be written to"
+            raise InputError(problem, where=str(record), valid=advice) from error
+        return found
+
+    @property
+    def published(self) -> Path:
+        """File of the rows that the launcher collects."""
+        return self.path / _PUBLISHED
+
+    def begin(self, origin_s: float) -> None:
+        """Note the time of day at second 0, which is ``origin_s`` by this machine's monotonic clock."""
+        (self.path / _BEGAN).write_text(repr(time.time() - time.monotonic() + origin_s))
+
+    def add_loss(self, step: int, loss: float) -> None:
+        """Note the loss of a step; of a step that is done again, the last one counts."""
+        self._add(_LOSSES, [step, loss])
+
+    def add_norms(self, norms: GradientNorms) -> None:
+        """Note the gradient norms of a step."""
+        self._add(_NORMS, asdict(norms))
+
+    def add_decision(self, decision: Decision, made_s: float) -> None:
+        """Note a decision, which was made at run second ``made_s``."""
+        self._add(_DECISIONS, {**decision_json(decision), "made_s": made_s})
+
+    def _add(self, name: str, value: Any) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(value) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What an attempt has left, up to the step before ``stop``.
+
+    Attributes:
+        began_s: Time of day at second 0.
+        losses: The loss of each step, where something was trained.
+        decisions: The decisions, and at which second of the attempt each was made.
+    """
+
+    first_step: int
+    stop: int
+    first_sample: int
+    began_s: float
+    plan: Plan
+    events: Sequence[Event]
+    losses: Mapping[int, float]
+    norms: Mapping[int, GradientNorms]
+    decisions: Sequence[tuple[Decision, float]]
+
+    @property
+    def end_s(self) -> float:
+        """When the last step ended, in seconds of the attempt."""
+        return max(event.end_s for event in self.events if event.kind in _WORK)
+
+    @property
+    def last_plan(self) -> Plan:
+        """The plan of the last step."""
+        return self.decisions[-1][0].plan if self.decisions else self.plan
+
+
+_WORK = (EventKind.COMPUTE, EventKind.SYNC)
+
+
+def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[str], None]) -> RunRecord:
+    """Return the record of a whole run, of which ``record`` is the last attempt's part.
+
+    The steps of earlier attempts come first, each step once. Times are those since the beginning of the first attempt,
+    as far as the clocks of the machines tell.
+
+    Args:
+        record: The record of the attempt that has just ended.
+        checkpoints: The folder of the run's checkpoints.
+        tell: Called with a line if rows of earlier attempts are missing, or are of devices that the scenario lacks.
+    """
+    folders = _folders(checkpoints.resolve() / _RECORD)
+    try:
+        about, began_s = _about(folders[-1])
+        first_step = int(about["first_step"])
+        earlier = list(_kept(folders[:-1], first_step))[::-1]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        tell(f"the record has no earlier attempts, since their files are damaged: {error}")
+        return record
+    if not earlier:
+        if first_step:
+            tell(f"the record begins with step {first_step + 1}: nothing is left of the attempts before")
+        return record
+    known = record.scenario.cluster.by_name
+    if any(device not in known for attempt in earlier for device in attempt.plan.devices):
+        tell(f"the record begins with step {first_step + 1}: earlier attempts had devices that the scenario lacks")
+        return record
+    return _joined(earlier, record, began_s)
+
+
+def _joined(earlier: Sequence[Attempt], record: RunRecord, began_s: float) -> RunRecord:
+    events: list[Event] = []
+    decisions: list[Decision] = []
+    interruptions: list[Interruption] = []
+    losses: dict[int, float] = {}
+    norms: dict[int, GradientNorms] = {}
+    end_s = 0.0
+    following = [*((each.began_s, each.plan) for each in earlier[1:]), (began_s, record.plan)]
+    firsts = [*(_first_s(each.events) for each in earlier[1:]), _first_s(record.events)]
+    offset_s = 0.0
+    for attempt, (next_began_s, next_plan), next_first_s in zip(earlier, following, firsts, strict=True):
+        events += (_later(event, offset_s) for event in attempt.events)
+        for decision, made_s in attempt.decisions:
+            decisions.append(decision)
+            events.append(_decided(decision, made_s + offset_s))
+        losses |= attempt.losses
+        norms |= attempt.norms
+        end_s = attempt.end_s + offset_s
+        # Clocks may have been set back between two attempts.
+        offset_s = max(next_began_s - earlier[0].began_s, end_s - next_first_s)
+        interruptions.append(Interruption(attempt.stop, end_s, offset_s + next_first_s))
+        if next_plan != attempt.last_plan:
+            change = f"resumed with another plan: {describe_change(attempt.last_plan, next_plan)}"
+            decisions.append(Decision(attempt.stop - 1, attempt.stop, next_plan, change))
+            events.append(_decided(decisions[-1], end_s))
+    events += (_later(event, offset_s) for event in record.events)
+    norms |= {each.step: each for each in record.gradient_norms}
+    return replace(
+        record,
+        plan=earlier[0].plan,
+        events=tuple(events),
+        decisions=(*decisions, *record.decisions),
+        losses=(*(losses[step] for step in sorted(losses)), *record.losses),
+        gradient_norms=tuple(norms[step] for step in sorted(norms)),
+        samples_before=earlier[0].first_sample,
+        interruptions=tuple(interruptions),
+    )
+
+
+def _first_s(events: Sequence[Event]) -> float:
+    return min(event.start_s for event in events if event.kind in _WORK)
+
+
+def _later(event: Event, offset_s: float) -> Event:
+    arrived_s = event.arrived_s + offset_s if event.arrived_s >= 0 else event.arrived_s
+    return replace(event, start_s=event.start_s + offset_s, end_s=event.end_s + offset_s, arrived_s=arrived_s)
+
+
+def _decided(decision: Decision, made_s: float) -> Event:
+    return Event(EventKind.DECISION, "", "", -1, -1, -1, decision.observed_step, "", made_s, made_s, 0)
+
+
+# --- reading ---
+
+
+def _folders(record: Path) -> list[Path]:
+    return sorted(path for path in record.glob("[0-9]*") if path.name.isdigit())
+
+
+def _about(folder: Path) -> tuple[Mapping[str, Any], float]:
+    return json.loads((folder / _ABOUT).read_text()), float((folder / _BEGAN).read_text())
+
+
+def _kept(folders: Sequence[Path], stop: int) -> Iterator[Attempt]:
+    """Yield the attempts that count, the last one first, as far back as no step is missing."""
+    for folder in reversed(folders):
+        if not (folder / _BEGAN).exists():
+            # It ended before second 0.
+            continue
+        first_step = int(_about(folder)[0]["first_step"])
+        if first_step >= stop:
+            continue
+        attempt = _read(folder, stop)
+        done = {event.step for event in attempt.events if event.kind in _WORK}
+        if done != set(range(first_step, stop)):
+            return
+        yield attempt
+        stop = first_step
+
+
+def _read(folder: Path, stop: int) -> Attempt:
+    about, began_s = _about(folder)
+    published = folder / _PUBLISHED
+    losses: defaultdict[int, float] = defaultdict(float)
+    if published.exists():
+        rows = read_event_stream(published)
+        losses |= {int(step): loss for step, loss in _lines(folder / _LOSSES)}
+    else:
+        join = with_arrivals if about["sees_arrivals"] else without_marks
+        rows = join(event for path in files_of_ranks(folder, "events") for event in read_event_stream(path))
+        for path in files_of_ranks(folder, "losses"):
+            for step, loss in _lines(path):
+                losses[int(step)] += loss
+    found = [(parse_decision(line), float(line["made_s"])) for line in _lines(folder / _DECISIONS)]
+    norms = [GradientNorms(**{**line, **_tuples(line)}) for line in _lines(folder / _NORMS)]
+    return Attempt(
+        int(about["first_step"]),
+        stop,
+        int(about["first_sample"]),
+        began_s,
+        parse_plan(about["plan"]),
+        [event for event in rows if event.step < stop],
+        {step: loss for step, loss in losses.items() if step < stop},
+        {each.step: each for each in norms if each.step < stop},
+        [(decision, made_s) for decision, made_s in found if decision.first_step < stop],
+    )
+
+
+def _tuples(line: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: tuple(value) for name, value in line.items() if isinstance(value, list)}
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """Yield the values of a file with a JSON value in each line, up to a line that a killed process has left torn."""
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith("\n"):
+            return
+        yield json.loads(line)

@@ -1,0 +1,101 @@
+"""Runs that were ended and resumed have one record: that of the whole training."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from executor.control.attempts import AttemptFolder, with_earlier_attempts
+from executor.core.job import CheckpointConfig
+from experiments.runs.folder import read_record
+from planner.runs.metrics import measure, step_ends_s
+from tests.helpers.processes.command import ropebridge
+from tests.helpers.processes.process_watch import started, wait_until
+
+EVERY = 2
+
+
+def killed_after(steps: int, options: list[str], checkpoints: Path) -> None:
+    """Start a run of many steps, and kill its launcher once there is a checkpoint of ``steps`` steps."""
+    folder = checkpoints.with_name(f"until-{steps}")
+    folder.mkdir()
+    arguments = ["run", "digits", *options, "--checkpoint-every", str(EVERY), "--steps", "20000"]
+    with started(arguments, folder) as (process, _):
+        enough = f"no checkpoint of {steps} steps comes"
+        wait_until(lambda: any(checkpoints.glob(f"step-{steps:08d}/*.safetensors")), enough)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("backups", "more"),
+    [
+        pytest.param([], 1, id="rows-of-ranks"),
+        # Rows that the launcher collects, and two resumptions, the second with another plan.
+        pytest.param(["--backup-every", "2"], 2, id="rows-of-launcher", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_that_goes_on_has_the_record_of_the_whole(backups: list[str], more: int, tmp_path: Path) -> None:
+    checkpoints, whole = tmp_path / "checkpoints", tmp_path / "whole"
+    options = ["--checkpoint", str(checkpoints), *backups]
+    killed_after(4, ["--strategy", "gpipe", *options], checkpoints)
+    strategy: list[str] = []
+    for _ in range(more - 1):
+        first = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+        killed_after(first + 4, ["--resume", *options], checkpoints)
+        strategy = ["--strategy", "megatron"]
+    steps = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*")) + 3
+    ended_s = time.time()
+    done = ropebridge(
+        "run", "digits", *options, *strategy, "--resume", "--steps", steps, "-o", tmp_path / "run", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "run")
+    undisturbed = ropebridge("run", "digits", "--strategy", "gpipe", "--steps", steps, "-o", whole, "--json")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    expected = read_record(whole)
+    assert len(record.losses) == steps
+    assert record.losses == pytest.approx(expected.losses, rel=1e-6)
+    ends_s = step_ends_s(record.events)
+    assert len(ends_s) == steps == measure(record).steps
+    assert ends_s == sorted(ends_s)
+    # Each action once: what was done after the checkpoint and lost is not there.
+    actions = [
+        (each.device, each.step, each.microbatch, each.action) for each in record.events if each.kind == "compute"
+    ]
+    assert len(actions) == len(set(actions))
+    if not strategy:
+        assert sorted(actions) == sorted(
+            (each.device, each.step, each.microbatch, each.action) for each in expected.events if each.kind == "compute"
+        )
+    assert [each.change.split(":")[0] for each in record.decisions] == ["resumed with another plan"] * (more - 1)
+    assert len(record.interruptions) == more
+    for each in record.interruptions:
+        assert 0 < each.end_s - each.start_s < ends_s[-1]
+        assert ends_s[each.step - 1] == each.start_s
+    assert json.loads(done.stdout)["samples_before"] == 0
+    assert ends_s[-1] > time.time() - ended_s - 30
+
+
+def test_what_is_torn_or_missing_is_left_out_with_a_word(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert ropebridge("run", "digits", "--strategy", "gpipe", "--steps", 3, "-o", run).returncode == 0
+    record = read_record(run)
+    config = CheckpointConfig(tmp_path, EVERY, first_step=2)
+    earlier = AttemptFolder.create(CheckpointConfig(tmp_path, EVERY), 0, record.plan, sees_arrivals=True)
+    own = AttemptFolder.create(config, 16, record.plan, sees_arrivals=True)
+    said: list[str] = []
+    # The attempt before ended before second 0.
+    own.begin(time.monotonic())
+    assert with_earlier_attempts(record, tmp_path, said.append) == record
+    assert said == ["the record begins with step 3: nothing is left of the attempts before"]
+    # It left a torn part of rows.
+    earlier.begin(time.monotonic())
+    (earlier.path / "events-0.arrows").write_bytes(b"\xff\xff\xff\xff")
+    assert with_earlier_attempts(record, tmp_path, said.append) == record
+    assert said[1:] == said[:1]
+    (earlier.path / "attempt.json").write_text("{")
+    assert with_earlier_attempts(record, tmp_path, said.append) == record
+    assert said[-1].startswith("the record has no earlier attempts, since their files are damaged: ")
