@@ -29,12 +29,14 @@ def killed_after(steps: int, options: list[str], checkpoints: Path) -> None:
         process.wait()
 
 
+# The quick proof is in tests/executor/recovery/test_resume.py: attempts that end by themselves.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backups", "more"),
     [
         pytest.param([], 1, id="rows-of-ranks"),
         # Rows that the launcher collects, and two resumptions, the second with another plan.
-        pytest.param(["--backup-every", "2"], 2, id="rows-of-launcher", marks=pytest.mark.slow),
+        pytest.param(["--backup-every", "2"], 2, id="rows-of-launcher"),
     ],
 )
 def test_a_killed_run_that_goes_on_has_the_record_of_the_whole(backups: list[str], more: int, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from planner.plan.plan import Plan
+from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
@@ -62,6 +64,16 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     assert {event.step for event in record.events} == set(range(8, STEPS))
     expected = train_in_one_process(scenario, STEPS)
     assert_trained(record, target, replace(expected, losses=expected.losses[8:]))
+    said: list[str] = []
+    whole = with_earlier_attempts(record, folder, said.append)
+    assert not said
+    assert_trained(whole, target, expected)
+    assert (measure(whole).steps, whole.plan, whole.samples_before) == (STEPS, plan, 0)
+    assert [each.plan for each in whole.decisions] == [other, plan]
+    ends_s = step_ends_s(whole.events)
+    assert ends_s == sorted(ends_s)
+    assert [(each.step, each.start_s) for each in whole.interruptions] == [(4, ends_s[3]), (8, ends_s[7])]
+    assert all(each.start_s < each.end_s for each in whole.interruptions)
     with pytest.raises(InputError, match="the run has done 12 steps"):
         resumption(folder, scenario, STEPS, print)
 
