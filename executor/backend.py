@@ -105,7 +105,12 @@ class TorchBackend:
         emulator = choose_emulator(self.emulator, self.tell)
         check_plan(plan, scenario)
         recovers, checkpoints = self.backup_every > 0, self.checkpoints
-        supports = partial(check_supported, recovers=recovers, checkpoints=checkpoints is not None)
+        supports = partial(
+            check_supported,
+            recovers=recovers,
+            checkpoints=checkpoints is not None,
+            on_this_device=self.on_this_device,
+        )
         supports(plan, scenario, self.compute, emulator)
         if self.hosts is not None:
             check_spread(scenario, emulator)
@@ -120,7 +125,14 @@ class TorchBackend:
         adaptation = None
         if policy is not None:
             adaptation = Adaptation(policy, plan, scenario, first_step, first_sample)
-        check = partial(check_decision, scenario=scenario, compute=self.compute, emulator=emulator, recovers=recovers)
+        check = partial(
+            check_decision,
+            scenario=scenario,
+            compute=self.compute,
+            emulator=emulator,
+            recovers=recovers,
+            on_this_device=self.on_this_device,
+        )
         config = RunConfig(self.compute, steps, emulator, policy is not None, self.tcp, self.backup_every)
         is_watched = self.watch is not None
         if is_watched and not config.is_steered and plan.synchronisation.method != "allreduce":

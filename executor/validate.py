@@ -6,7 +6,7 @@ from math import inf
 from executor.core.job import ComputeMode, Emulator
 from planner.adapt.adaptation import needs_set_up
 from planner.adapt.policy import Decision
-from planner.check.paths import communicating_pairs, used_links
+from planner.check.paths import communicating_pairs, nccl_pairs, used_links
 from planner.cost.network import own_link
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, Replica
@@ -87,10 +87,12 @@ def check_supported(
     *,
     recovers: bool = False,
     checkpoints: bool = False,
+    on_this_device: bool = False,
 ) -> None:
     """Check that a run supports a plan that has passed `check_plan`, and its scenario.
 
-    With ``recovers`` the run must survive the loss of ranks; with ``checkpoints`` it reads or writes checkpoints.
+    With ``recovers`` the run must survive the loss of ranks; with ``checkpoints`` it reads or writes checkpoints; with
+    ``on_this_device`` it may compute on other devices than those of the scenario, and does not use NCCL.
 
     Raises:
         InputError: The message names the first thing that only the simulator supports, and an alternative.
@@ -100,6 +102,8 @@ def check_supported(
         check_groups(plan, scenario)
         _check_tied(plan, scenario)
         _check_regional_data(plan, scenario)
+        if not on_this_device and (recovers or emulator != "none"):
+            _check_nccl(plan, scenario, "--backup-every" if recovers else "--emulate-wan")
     _check_effects(scenario, compute)
     if emulator == "shaper":
         _check_packets(plan, scenario)
@@ -134,12 +138,19 @@ def check_spread(scenario: Scenario, emulator: Emulator) -> None:
 
 
 def check_decision(
-    old: Plan, decision: Decision, *, scenario: Scenario, compute: ComputeMode, emulator: Emulator, recovers: bool
+    old: Plan,
+    decision: Decision,
+    *,
+    scenario: Scenario,
+    compute: ComputeMode,
+    emulator: Emulator,
+    recovers: bool,
+    on_this_device: bool = False,
 ) -> None:
     """Raise `RunError` if a running job cannot carry out a decision of the policy; the message gives the reason."""
     when = f"the decision after step {decision.observed_step}"
     try:
-        check_supported(decision.plan, scenario, compute, emulator, recovers=recovers)
+        check_supported(decision.plan, scenario, compute, emulator, recovers=recovers, on_this_device=on_this_device)
     except InputError as error:
         raise RunError(f"{when} cannot be carried out: {error}") from error
     grouped = any(replica.partners for replica in (*old.replicas, *decision.plan.replicas))
@@ -188,6 +199,20 @@ def _check_regional_data(plan: Plan, scenario: Scenario) -> None:
             f"the last stage, in region '{region}', needs the targets of samples that '{other}' stores",
             where=f"pipelines[{index}]",
             valid="begin and end each pipeline in one region, or leave 'data' out of the scenario",
+        )
+
+
+def _check_nccl(plan: Plan, scenario: Scenario, option: str) -> None:
+    """Raise `InputError` if NCCL carries messages of a plan in a run with an option that excludes this.
+
+    NCCL cannot go on after the loss of a rank, and does not pass the emulated links.
+    """
+    through = nccl_pairs(plan, scenario)
+    if through:
+        raise InputError(
+            f"NCCL carries messages between devices '{through[0][0]}' and '{through[0][1]}', but not with this option",
+            where=option,
+            valid="write 'effects: {transport: {nccl: false}}' into the scenario, or leave the option out",
         )
 
 

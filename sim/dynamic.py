@@ -81,10 +81,19 @@ class DynamicStep:
         """Let the receiving actor process a message at its arrival, whose time is known."""
         if self._action[self._receiver(message)] is not None:
             arrival_s = float(self._step.state.arrival_s[message])
-            self._at(arrival_s, lambda now_s: self._arrived(message, now_s))
+            self._at(arrival_s, lambda now_s: self._copy_in(message, now_s))
 
     def _at(self, time_s: float, act: Callable[[float], None], *, late: bool = False) -> None:
         Timer(self._environment, time_s, lambda timer: act(timer.time_s), late=late)
+
+    def _copy_in(self, message: int, now_s: float) -> None:
+        """Copy an arrived message from the host, after those that arrived before it."""
+        copied_s, actor = self._devices.copied_in_s, int(self._step.compiled.actions.actor[self._receiver(message)])
+        copied_s[actor] = max(now_s, copied_s[actor]) + self._step.times.copy_in_s[message]
+        if copied_s[actor] > now_s:
+            self._at(float(copied_s[actor]), lambda now_s: self._arrived(message, now_s))
+        else:
+            self._arrived(message, now_s)
 
     def _arrived(self, message: int, now_s: float) -> None:
         receiver = self._receiver(message)
@@ -145,7 +154,7 @@ class DynamicStep:
         self._devices.clock_s[number] = now_s
         action = actor.number[chosen]
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            if transmit(graph, self._step.times, self._lines, state, message, now_s):
+            if transmit(graph, self._step.times, self._lines, self._devices, state, number, message, now_s):
                 self.arrive(message)
             else:
                 self._unsent.append((self._step, message))

@@ -97,4 +97,14 @@ def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)
     wire_bits = 8 * compiled.messages.size_bytes / scenario.effects.network.payload_efficiency
     blocking = blocking_messages(compiled, scenario)
-    return StepTimes(compiled.actions.duration_s, transmission_s, wire_bits, latency_s, jitter_s, line, blocking)
+    return StepTimes(
+        compiled.actions.duration_s,
+        transmission_s,
+        wire_bits,
+        latency_s,
+        jitter_s,
+        line,
+        blocking,
+        compiled.messages.copy_out_s,
+        compiled.messages.copy_in_s,
+    )

@@ -77,7 +77,9 @@ def close_inherited_sockets() -> None:
 def environment(interface: str) -> dict[str, str]:
     """Return the environment of an agent and its ranks, whose connections use the network interface ``interface``."""
     # Without the interface gloo would use the address to which the host's name resolves.
-    return {**python_environment(), "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
+    # NCCL takes names as prefixes, unless they begin with "=".
+    names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {**python_environment(), **names, "OMP_NUM_THREADS": "1"}
 
 
 def python_environment() -> dict[str, str]:

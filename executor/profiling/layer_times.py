@@ -273,8 +273,12 @@ class _StagePart:
 
 
 def _received(shape: SampleShape, samples: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """Return a function that copies a received payload of random numbers from the CPU to the device."""
-    payload = to_payload(torch.randn(samples, *shape.sizes, dtype=shape.dtype)).clone()
+    """Return a function that makes a tensor on the device of a received payload of random numbers.
+
+    A copy engine has brought it to a CUDA device; to others it is copied.
+    """
+    numbers = torch.randn(samples, *shape.sizes, dtype=shape.dtype)
+    payload = to_payload(numbers.to(device) if device.type == "cuda" else numbers).clone()
     return lambda: from_payloads([payload], shape.sizes, shape.dtype, device)
 
 

@@ -1,11 +1,13 @@
 """The configuration of one rank, and the objects that its process keeps over all sessions."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
+
+import torch
 
 from executor.core.clock import RunClock
 from executor.core.job import JobFolder, RunConfig
@@ -25,9 +27,11 @@ from executor.training.noise_scale import NoiseMeasuringCompute
 from executor.training.real_compute import Compute, RealCompute
 from executor.training.tensor_parallel import TensorGroup, form_group
 from executor.transport.link_shaper import LinkShaper
+from executor.transport.staging import Copies, CudaCopies, PacedCopies
 from executor.transport.wire_format import CompressedWire, UncheckedWire, Wire
 from planner.adapt.copies import layers_of
 from planner.adapt.gradient_noise import LocalNorms
+from planner.cost.device_transport import NCCL, group_transport
 from planner.events.event import EventWriter
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Device
@@ -67,6 +71,15 @@ class RankConfig:
         """Whether the run survives the loss of ranks."""
         return self.run.backup_every > 0
 
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether the run uses NCCL where `planner.cost.device_transport` says so: not where ranks may share a GPU."""
+        return self.run.compute == "real" and not self.run.on_this_device
+
+    def group_uses_nccl(self, devices: Sequence[str]) -> bool:
+        """Return whether a tensor-parallel group of these devices uses NCCL."""
+        return self.uses_nccl and group_transport(self.scenario, devices) == NCCL
+
     def program(self, plan: Plan) -> DeviceProgram | None:
         """Return this rank's program under a plan; None if the plan does not use this rank's device."""
         if self.device not in plan.devices:
@@ -99,6 +112,8 @@ class RankContext:
     Attributes:
         shaper: Emulates the links in this process; None if the links are not emulated, or emulated by the relay.
         group: The tensor-parallel group of this rank; None if the rank computes alone.
+        gpu: The CUDA device on which this rank computes; None if it computes on another one, or not at all.
+        copies: The copies between the GPU and its host.
         file: The rank's event file.
         samples: The line-buffered file of the process's resources at the end of each step.
         backups: Copies of the state in memory; None if the run ends with the first lost rank.
@@ -111,6 +126,8 @@ class RankContext:
     clock: RunClock
     shaper: LinkShaper | None
     group: TensorGroup | None
+    gpu: torch.device | None
+    copies: Copies
     file: EventWriter
     samples: TextIO
     backups: StateBackups | None
@@ -129,6 +146,16 @@ class RankContext:
         return next((norms for norms in found if norms.step == step), None)
 
 
+def _copies(config: RankConfig, clock: RunClock, gpu: torch.device | None, group: TensorGroup | None) -> Copies:
+    """Return the copies between the GPU of a rank and its host, or the times of those that a paced run stands for."""
+    if gpu is not None:
+        enters = group is None or group.device == gpu
+        return CudaCopies(config.scenario, gpu, clock, uses_nccl=config.uses_nccl, enters=enters)
+    if config.run.compute == "paced" and config.scenario.effects.transport.copies:
+        return PacedCopies(config.scenario, clock)
+    return Copies()
+
+
 def build_context(
     config: RankConfig, model: LoadedModel | None, give_up: Callable[[Exception], None], *, is_connected: bool
 ) -> RankContext:
@@ -144,8 +171,11 @@ def build_context(
     where = compute_device([device.kind for device in config.on_host], config.place, run.compute)
     group = None
     if model is not None and is_connected:
-        group = form_group(config.plan, config.device, timedelta(seconds=timeouts().recv_s))
+        group = form_group(
+            config.plan, config.device, timedelta(seconds=timeouts().recv_s), where, config.group_uses_nccl
+        )
     clock = RunClock()
+    gpu = where if where.type == "cuda" else None
     # Before layers are sharded, so that checkpoints suit groups of all sizes.
     state = () if model is None else model_state(model.model.layers, training.optimizer.name)
     compute: Compute = PacedCompute(clock, scenario.effects.compute)
@@ -187,4 +217,5 @@ def build_context(
     samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
     # Exclude the present objects, which stay until the end, from garbage collections: each then takes a millisecond.
     gc.freeze()
-    return RankContext(compute, clock, shaper, group, file, samples, backups, checkpoints, outer, losses)
+    copies = _copies(config, clock, gpu, group)
+    return RankContext(compute, clock, shaper, group, gpu, copies, file, samples, backups, checkpoints, outer, losses)

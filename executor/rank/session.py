@@ -23,6 +23,7 @@ from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
 from executor.runtime.outer_updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
+from executor.transport.staging import Staging
 from executor.transport.transport import Transport
 from planner.cost.synchronisation import update_edges
 from planner.plan.exchange_steps import Exchanges
@@ -56,6 +57,7 @@ class Session:
         publisher = StepPublisher(self._publish, self._spec.first_step, self._config.run.steps, kept)
         self._publisher = publisher if self._config.run.is_steered else None
         self._rows = EventRecorder(self._context.file, self._publisher)
+        self._staging = Staging(self._context.copies, self._fail)
         self._client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
@@ -77,6 +79,7 @@ class Session:
             if context.checkpoints is not None:
                 context.checkpoints.copy_last(config.run.steps, self._outer_states)
                 context.checkpoints.finish()
+            self._staging.close()
             transport.close()
             self._rows.flush()
             conclude()
@@ -100,6 +103,7 @@ class Session:
         backups, publisher = self._context.backups, self._publisher
         assert backups is not None
         assert publisher is not None
+        self._staging.close(wait=False)
         if self._transport is not None:
             self._transport.abandon()
         # Drop the connections before their process group is destroyed.
@@ -123,11 +127,15 @@ class Session:
             config.run.compute == "paced",
             config.run.sees_arrivals(config.plan),
             self._fail,
+            context.gpu,
+            config.uses_nccl,
         )
         with self._closing:
             self._transport = transport
             if self._client.is_ending:
                 raise PeerLostError("a rank was lost before all ranks were connected")
+        with blaming():
+            transport.connect_devices(self._spec.plans[0].plan)
         return transport
 
     def _restore(self, transport: Transport) -> None:
@@ -228,6 +236,7 @@ class Session:
         context.compute.wait_until(change.ready_s)
         with blaming():
             groups.use(plan.connections)
+            transport.connect_devices(plan)
         moves = LayerMoves(self._config.device, change, transport, context.compute, self._rows)
         moves.expect()
         moves.send(context.compute.layer_state)
@@ -281,6 +290,7 @@ class Session:
             self._rows if config.leads(plan) else PartnerRows(context.file, publisher),
             self._updates,
             note_loss,
+            self._staging,
             context.group,
             config.run.adapts and config.leads(plan),
             begin,

@@ -29,9 +29,11 @@ from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.device import (
+    check_gpu_memory,
     check_gpus,
     device_name,
     gpu_names,
+    gpus_of_ranks,
     is_kind,
     keep_freed_memory,
     other_kind,
@@ -39,11 +41,13 @@ from executor.training.device import (
 )
 from executor.training.models.loading import LoadedModel, load_transformers, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
+from executor.transport.device_pairs import check_nccl
 from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
 from planner.adapt.copies import layers_of
 from planner.events.event import to_table
+from planner.scenario.datasheet import DATASHEET
 from planner.scenario.scenario import HuggingFaceCode
 from planner.systems.user_code import without_exit
 from traces.common.errors import InputError, RunError
@@ -252,6 +256,10 @@ class Rank:
             if strict:
                 raise other_kind(kind, name)
             self._folder.of_rank("device", config.rank).write_text(name)
+        if strict and (index := gpus_of_ranks(kinds, names)[config.place]) is not None and kind in DATASHEET:
+            # A user's own kind may be any device, and NCCL is for kinds of the datasheet.
+            check_gpu_memory(config.on_host[config.place], name, torch.cuda.get_device_properties(index).total_memory)
+            check_nccl(config.plan, config.scenario, config.device, is_available=dist.is_nccl_available())
 
     def _check_checkpoints(self) -> None:
         """Raise if the folder of checkpoints is not the same one on all hosts."""

@@ -1,7 +1,7 @@
 """Runs the programs of one rank step by step: receives inputs, computes actions, sends outputs, and records events."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from executor.runtime.path_probes import PathProbes
 from executor.runtime.posted_receives import PostedStep
 from executor.training.real_compute import Compute
 from executor.training.tensor_parallel import TensorGroup
+from executor.transport.staging import Copies, Staging
 from executor.transport.transport import Transport
 from executor.transport.wire_format import Wire, transfer_tag
 from planner.events.event import Event, EventKind
@@ -37,6 +38,7 @@ class Interpreter:
         begun: Called before each step, after the updates of all earlier steps.
         ended: Called with each step after its update. All messages of the step are being sent, so that no event of the
             step begins later.
+        staging: The copy engines of this rank.
         ending: Called at the end of the run, before the updates are applied that other pipelines still send.
     """
 
@@ -48,6 +50,7 @@ class Interpreter:
     _recorder: EventRecorder
     _updates: PipelineUpdates | OuterUpdates | None
     _finished: Callable[[int, float], None]
+    _staging: Staging = field(default_factory=lambda: Staging(Copies(), lambda error: None))
     _group: TensorGroup | None = None
     _is_observed: bool = False
     _begun: Callable[[StepProgram], None] = lambda step: None
@@ -67,7 +70,7 @@ class Interpreter:
         if current.step in self._posted:
             return
         order = action_order(current, self._scenario, self._clock, self._group)
-        self._posted[current.step] = PostedStep(current, order, self._transport)
+        self._posted[current.step] = PostedStep(current, order, self._transport, self._staging)
         if self._probes is not None:
             self._probes.post(current)
         self._norms.post(current)
@@ -187,21 +190,28 @@ class Interpreter:
     def _take_inputs(
         self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
     ) -> tuple[list[torch.Tensor], float]:
-        """Wait for the inputs of an action; return their payloads, and the run second at which the last one arrived."""
+        """Wait for the inputs of an action; return their payloads, and the run second at which all were ready."""
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
-            handle = posted.transfers.pop(transfer)
-            inputs.append(self._wire.unpack(transfer, handle.wait()))
+            handle, take = posted.transfers.pop(transfer)
+            payload, ready_s = take()
+            inputs.append(self._wire.unpack(transfer, self._staging.copies.adopt(payload)))
             event = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
             self._recorder.arrived(event, idle_since_s, handle.arrived_s)
-            arrived_s = max(arrived_s, handle.arrived_s)
+            arrived_s = max(arrived_s, ready_s)
         return inputs, arrived_s
 
     def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor, start_s: float) -> None:
         event = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
         packed = self._wire.pack(transfer, payload)
         assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
-        if self._probes is not None:
-            self._probes.precede(current, transfer.target)
-        departed = self._recorder.sending(current.step, event, start_s)
-        self._transport.send(transfer.target, transfer_tag(current.step, transfer), packed, start_s, departed)
+        release = self._recorder.hold(current.step)
+
+        def send(ready: torch.Tensor, ready_s: float) -> None:
+            if self._probes is not None:
+                self._probes.precede(current, transfer.target)
+            departed = self._recorder.sending(current.step, event, ready_s)
+            release()
+            self._transport.send(transfer.target, transfer_tag(current.step, transfer), ready, ready_s, departed)
+
+        self._staging.send(current.plan, transfer, packed, start_s, send)

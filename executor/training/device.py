@@ -12,6 +12,7 @@ from executor.core.job import ComputeMode
 from planner.scenario.cluster import Device
 from planner.scenario.datasheet import DATASHEET, is_gpu
 from traces.common.errors import InputError
+from traces.common.units import size_text
 
 CPU = torch.device("cpu")
 
@@ -97,6 +98,21 @@ def check_gpus(devices: Sequence[Device], names: Sequence[str]) -> None:
     )
 
 
+# The driver and error correction leave less than the nominal capacity: 14.6 of 16 GiB of a T4, 79.1 of 80 of an H100.
+_LEAST_MEMORY = 0.9
+
+
+def check_gpu_memory(device: Device, name: str, memory_bytes: int) -> None:
+    """Raise `InputError` if a GPU with this name and memory is much smaller than the scenario says of the device."""
+    if memory_bytes < _LEAST_MEMORY * device.memory_bytes:
+        raise InputError(
+            f"the scenario gives device '{device.name}' {size_text(device.memory_bytes)} of memory, but {name} has "
+            f"{size_text(memory_bytes)} here",
+            where="--compute real",
+            valid="give the device's memory or its kind in the scenario, and make a new plan",
+        )
+
+
 def compute_device(kinds: Sequence[str], place: int, compute: ComputeMode) -> torch.device:
     """Return the torch device of this rank; a GPU also becomes the current device of the process.
 
@@ -167,8 +183,14 @@ def threads_of_a_rank(ranks: int) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has finished all its work, so that a clock read afterwards includes it."""
-    if device.type != "cpu":
+    """Wait until a device has computed everything, so that a clock read afterwards includes it.
+
+    On CUDA this is the work of the calling thread's stream: messages pass on streams of their own beside it, and may
+    wait for other ranks.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    elif device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
@@ -198,12 +220,13 @@ def keep_freed_memory() -> None:
 
 
 def to_payload(samples: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor as a one-dimensional uint8 tensor on the CPU, a view of the tensor if possible."""
+    """Return the bytes of a tensor as a one-dimensional uint8 tensor, a view of the tensor if possible.
+
+    It stays on a CUDA device, whose copy engine takes it to the host if need be (`executor.transport.staging`); from
+    other devices it is copied to the CPU.
+    """
     flat = samples.contiguous().view(-1).view(torch.uint8)
-    if flat.device.type != "cuda":
-        return flat.cpu()
-    # A GPU copies faster to page-locked memory, which torch caches for the next payload; the copy is synchronous.
-    return torch.empty(flat.numel(), dtype=torch.uint8, pin_memory=True).copy_(flat)
+    return flat if flat.is_cuda else flat.cpu()
 
 
 def from_payloads(

@@ -338,9 +338,9 @@ class RealCompute:
         if self._group is None:
             return from_payloads(payloads, shape.sizes, shape.dtype, self._device)
         if self._leads:
-            received = from_payloads(payloads, shape.sizes, shape.dtype, CPU)
+            received = from_payloads(payloads, shape.sizes, shape.dtype, self._group.device)
         else:
-            received = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype)
+            received = torch.empty(work.end - work.first, *shape.sizes, dtype=shape.dtype, device=self._group.device)
         self._group.broadcast(received)
         return received.to(self._device)
 
@@ -412,5 +412,5 @@ class RealCompute:
         return total * (self._samples_of_an_update / self._global_batch)
 
 
-# Computes the actions of one rank. Payloads are one-dimensional uint8 tensors on the CPU.
+# Computes the actions of one rank. Payloads are one-dimensional uint8 tensors, on a CUDA device if it computes there.
 Compute = PacedCompute | RealCompute

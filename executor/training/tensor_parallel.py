@@ -5,7 +5,7 @@ group sums the outputs of the second; operations between the two work on a shard
 ordinary parameters, so code that splits a backward, updates parameters or sums gradients needs no special cases.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol
@@ -18,6 +18,7 @@ from torch.func import functional_call
 from executor.core.failures import blaming
 from executor.training.data.order import NO_TARGET
 from executor.training.models.trainable import COLUMN, ROW, SUMMED, VOCABULARY
+from executor.transport.rendezvous import WITH_NCCL
 from planner.plan.plan import Plan
 
 
@@ -49,13 +50,16 @@ class TensorGroup:
     Args:
         group: The process group of exactly these ranks, used for nothing else.
         devices: Names of the group's devices in rank order; the first one leads.
+        where: Where `broadcast` expects its tensors: on the GPU if NCCL connects the group, else on the CPU.
 
     Attributes:
         leads: Whether this rank sends and receives for the others.
+        device: The device that ``where`` has named.
     """
 
-    def __init__(self, group: dist.ProcessGroup, devices: Sequence[str], device: str) -> None:
+    def __init__(self, group: dist.ProcessGroup, devices: Sequence[str], device: str, where: torch.device) -> None:
         self._group = group
+        self.device = where
         self._degree = len(devices)
         self._index = devices.index(device)
         self.leads = device == devices[0]
@@ -101,7 +105,7 @@ class TensorGroup:
         return torch.cat(shards, dimension)
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Overwrite ``values``, a tensor on the CPU, on every rank with those of the group's first rank."""
+        """Overwrite ``values``, on the CPU or on `device`, on every rank with those of the group's first rank."""
         with blaming(self._peers):
             dist.broadcast(values, group=self._group, group_src=0)
 
@@ -116,18 +120,28 @@ class TensorGroup:
         return float(self.all_reduce(torch.tensor([number], dtype=torch.float64)))
 
 
-def form_group(plan: Plan, device: str, timeout: timedelta) -> TensorGroup | None:
+def form_group(
+    plan: Plan, device: str, timeout: timedelta, where: torch.device, uses_nccl: Callable[[Sequence[str]], bool]
+) -> TensorGroup | None:
     """Form all tensor-parallel groups of a plan; return the group of this rank's device, or None if it is in no group.
 
-    Every rank must call this function. ``timeout`` limits how long a rank waits for another rank of its group.
+    Every rank must call this function.
+
+    Args:
+        plan: The plan, whose groups stay during the run.
+        device: Name of this rank's device.
+        timeout: How long a rank waits for another rank of its group at most.
+        where: The torch device on which this rank computes.
+        uses_nccl: Returns whether NCCL connects the group of these devices, the same on all ranks.
     """
     own = None
     for devices in dict.fromkeys(replica.devices for replica in plan.replicas if replica.partners):
         ranks = [plan.devices.index(name) for name in devices]
-        formed = dist.new_group(ranks, timeout=timeout, backend="gloo")
+        nccl = uses_nccl(devices)
+        formed = dist.new_group(ranks, timeout=timeout, backend=WITH_NCCL if nccl else "gloo")
         if device in devices:
             assert formed is not None
-            own = TensorGroup(formed, devices, device)
+            own = TensorGroup(formed, devices, device, where if nccl else torch.device("cpu"))
     return own
 
 

@@ -30,6 +30,7 @@ class RecvHandle:
         works: The receives of the message's stripes, each on a connection of its own.
         source: Name of the sending device.
         arrived: Called once with the handle when it is complete, also if the sender is lost.
+        fetch: Returns the message whose notice has come in the buffer, if that is how it is sent.
 
     Attributes:
         arrived_s: Run second at which the bytes arrived or the sender was found to be lost; infinite before.
@@ -41,6 +42,7 @@ class RecvHandle:
     _source: str
     _clock: RunClock
     _arrived: "Callable[[RecvHandle], None] | None" = None
+    _fetch: Callable[[], torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         self._in_background = False
@@ -93,6 +95,8 @@ class RecvHandle:
             with blaming(self._source):
                 for work in self._works:
                     work.wait(RECV_TIMEOUT)
+                if self._fetch is not None:
+                    self._buffer = self._fetch()
         except PeerLostError as error:
             lost = error
         self._complete(lost)

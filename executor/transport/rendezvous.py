@@ -51,6 +51,22 @@ class ProcessGroups:
         return self._groups[index]
 
 
+# NCCL for tensors on GPUs, gloo for those on the CPU.
+WITH_NCCL = "cpu:gloo,cuda:nccl"
+
+
+def form_pair(one: int, other: int, backend: str = WITH_NCCL) -> dist.ProcessGroup | None:
+    """Return a process group of two ranks on these, and None on others; all ranks form all pairs in the same order.
+
+    Ranks cannot form pairs on their own: torch puts the number of a process's groups into the name of such a group, and
+    two ranks with different numbers would wait for each other for ever.
+    """
+    timeout = timedelta(seconds=timeouts().recv_s)
+    with deaf_afterwards():
+        formed = dist.new_group([one, other], timeout=timeout, backend=backend)
+    return formed if isinstance(formed, dist.ProcessGroup) else None
+
+
 def _connect_timeout() -> timedelta:
     """Return how long gloo waits for a connection; the waits for messages have other timeouts."""
     return timedelta(seconds=timeouts().connect_s)

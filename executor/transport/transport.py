@@ -1,4 +1,4 @@
-"""Sends and receives bytes between ranks by gloo: receives are posted ahead of time, and sends never block."""
+"""Sends and receives bytes between ranks, by gloo or NCCL: receives are posted ahead, and sends never block."""
 
 import queue
 import threading
@@ -17,12 +17,15 @@ import torch.distributed as dist
 from executor.core.clock import RunClock
 from executor.core.failures import blaming
 from executor.core.timeouts import timeouts
+from executor.transport.device_pairs import NOTICE_BYTES, DevicePair
 from executor.transport.link_shaper import LinkShaper
 from executor.transport.receive import RECV_TIMEOUT, RecvHandle
-from executor.transport.rendezvous import ProcessGroups
+from executor.transport.rendezvous import ProcessGroups, form_pair
 from executor.transport.timed_path import STUB_BYTES, Emulation, TimedPath, stub
 from executor.transport.wire_format import NO_MESSAGE, is_of_training
+from planner.check.paths import nccl_boundaries
 from planner.cost.network import nominal_path, own_link
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
 # The smallest stripe: a part of a message that is sent over a connection of its own.
@@ -179,6 +182,9 @@ class Transport:
         is_paced: Whether the content of messages of training does not matter.
         records_arrivals: Whether a background thread waits for every message, to record its time of arrival.
         failed: Called with an error that ends a sending or receiving thread, in that thread.
+        gpu: The CUDA device on which this rank computes, if it does.
+        uses_nccl: Whether messages between stages go through NCCL where `planner.cost.device_transport` says so;
+            otherwise all go through gloo.
     """
 
     _device: str
@@ -190,23 +196,57 @@ class Transport:
     _is_paced: bool
     _records_arrivals: bool
     _failed: Callable[[Exception], None]
+    _gpu: torch.device | None = None
+    _uses_nccl: bool = False
 
     def __post_init__(self) -> None:
+        self._pairs: dict[str, DevicePair] = {}
+        self._formed = set[frozenset[int]]()
+        self._occupied = threading.Lock()
         self._connections: dict[tuple[str, int, bool], Connection] = {}
         self._connecting = threading.Lock()
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
         self._posted: WeakSet[RecvHandle] = WeakSet()
         self._posting = threading.Lock()
 
+    def connect_devices(self, plan: Plan) -> None:
+        """Form the pairs of devices between which NCCL carries the messages of a plan; all ranks call this together."""
+        pairs = nccl_boundaries(plan, self._scenario) if self._uses_nccl else []
+        ends = {frozenset(self._ranks[device] for device in pair) for pair in pairs}
+        names = {rank: device for device, rank in self._ranks.items()}
+        own = self._ranks[self._device]
+        # In the same order on all ranks: of any two ranks, both form the same pair first.
+        for one, other in sorted(tuple(sorted(pair)) for pair in ends - self._formed):
+            self._formed.add(frozenset((one, other)))
+            if (group := form_pair(one, other)) is not None:
+                assert self._gpu is not None, "NCCL is for devices of CUDA, which this rank has found"
+                peer = other if own == one else one
+                common = (group, self._groups[0], self._occupied, self._gpu, self._clock, self._failed)
+                self._pairs[names[peer]] = DevicePair(names[peer], own, peer, *common)
+
     def post(
-        self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None] | None = None
+        self,
+        source: str,
+        tag: int,
+        size_bytes: int,
+        arrived: Callable[[RecvHandle], None] | None = None,
+        *,
+        between_stages: bool = False,
     ) -> RecvHandle:
         """Post a receive, before which gloo sends no bytes of the message; return its handle.
 
-        ``arrived`` is called with the handle on arrival, in another thread.
+        Args:
+            source: Name of the sending device.
+            tag: As of the `Message`.
+            size_bytes: Size of the message.
+            arrived: Called with the handle on arrival, in another thread.
+            between_stages: Whether the message is one between stages, which may come through NCCL, and otherwise comes
+                into page-locked memory, from which a GPU copies it.
         """
+        if between_stages and source in self._pairs:
+            return self._post_notice(source, tag, size_bytes, arrived)
         carried_bytes = min(size_bytes, STUB_BYTES) if self._is_timed(source, self._device, tag) else size_bytes
-        buffer = torch.empty(carried_bytes, dtype=torch.uint8)
+        buffer = torch.empty(carried_bytes, dtype=torch.uint8, pin_memory=between_stages and self._gpu is not None)
         works = []
         with blaming(source):
             for index, (start, stop) in enumerate(self._stripes(source, carried_bytes)):
@@ -220,6 +260,19 @@ class Transport:
             handle.wait_in_background(self._waiting, self._failed)
         return handle
 
+    def _post_notice(
+        self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None] | None
+    ) -> RecvHandle:
+        """Post the receive of the notice of a message that NCCL carries; a thread then takes the message at once."""
+        notice = torch.empty(NOTICE_BYTES, dtype=torch.uint8)
+        with blaming(source):
+            work = dist.irecv(notice, self._ranks[source], group=self._groups[0], tag=tag)
+        assert work is not None
+        fetch = partial(self._pairs[source].receive, tag, size_bytes)
+        handle = RecvHandle(notice, size_bytes, [work], source, self._clock, arrived, fetch)
+        handle.wait_in_background(self._waiting, self._failed)
+        return handle
+
     def send(
         self,
         target: str,
@@ -228,7 +281,10 @@ class Transport:
         ready_s: float,
         departed: Callable[[float], None] = lambda departed_s: None,
     ) -> None:
-        """Queue a payload for sending; the arguments are those of a `Message`."""
+        """Queue a payload for sending; the arguments are those of a `Message`. NCCL carries payloads on a GPU."""
+        if payload.is_cuda:
+            self._pairs[target].send(tag, payload, departed)
+            return
         if self._is_timed(self._device, target, tag):
             message = Message(stub(payload), tag, ready_s, departed, payload.numel())
             self._connection(target, 0, is_timed=True).send(message)
@@ -243,6 +299,8 @@ class Transport:
         """Wait until everything has been sent, and close all connections."""
         for connection in self._connections.values():
             connection.close()
+        for pair in self._pairs.values():
+            pair.close()
         self._waiting.shutdown()
 
     def abort(self) -> None:
@@ -271,6 +329,8 @@ class Transport:
         """End all threads after `abort`; threads that wait for the rest of a message end at their timeout."""
         for connection in self._connections.values():
             connection.close()
+        for pair in self._pairs.values():
+            pair.close(wait=False)
         self._waiting.shutdown(wait=False)
 
     def _is_timed(self, source: str, target: str, tag: int) -> bool:

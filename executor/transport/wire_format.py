@@ -108,6 +108,16 @@ def transfer_tag(step: int, transfer: Transfer) -> int:
     return _tag(step, _TRANSFERS[transfer.kind], transfer.stage * _MOST_MICROBATCHES + transfer.microbatch)
 
 
+def answer_tag(tag: int, *, from_first: bool) -> int:
+    """Return the tag of the answer to the notice of a transfer between two devices.
+
+    Answers go from the first of the two ranks to the other one, in a process group of their own. Transfers of both
+    directions may have the same tag, so that those from the other rank get the tag of a code that transfers do not use.
+    """
+    assert tag // _MESSAGES_PER_STEP % _CODES in _TRANSFERS.values()
+    return tag if from_first else tag + _SYNC * _MESSAGES_PER_STEP
+
+
 def sync_tag(step: int, key: int, number: int) -> int:
     """Return the tag of round ``number`` of the gradient sum with this `GradientSync.key`."""
     assert number < _MOST_ROUNDS

@@ -1,9 +1,10 @@
 """Checks of communication: synchronisation settings, a path for each pair that communicates, and trace lengths."""
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import chain, combinations
 
 from planner.check.outer_step import check_outer_step
+from planner.cost.device_transport import NCCL, boundary_transport, group_transport
 from planner.cost.stage import stage_times
 from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import ALGORITHMS, METHODS, Pipeline, Plan
@@ -56,6 +57,19 @@ def between_stages(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     for senders, receivers in zip(pipeline.stages, pipeline.stages[1:], strict=False):
         pairs = ((s.device, r.device) for s in senders.replicas for r in receivers.replicas)
         yield from _both_ways((source, target) for source, target in pairs if source != target)
+
+
+def nccl_boundaries(plan: Plan, scenario: Scenario) -> list[tuple[str, str]]:
+    """Return the (source, target) devices of neighbouring stages between which NCCL carries messages."""
+    pairs = dict.fromkeys(pair for pipeline in plan.pipelines for pair in between_stages(pipeline))
+    return [pair for pair in pairs if boundary_transport(plan, scenario, *pair) == NCCL]
+
+
+def nccl_pairs(plan: Plan, scenario: Scenario) -> list[tuple[str, str]]:
+    """Return the pairs of devices between which NCCL carries messages, between stages or inside a group."""
+    groups = [replica.devices for replica in plan.replicas if replica.partners]
+    inside = [combinations(group, 2) for group in groups if group_transport(scenario, group) == NCCL]
+    return [*nccl_boundaries(plan, scenario), *chain.from_iterable(inside)]
 
 
 def _copies(one: Pipeline, other: Pipeline) -> Iterator[tuple[str, str]]:

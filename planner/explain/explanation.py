@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.cost.parameter_memory import parameter_memory
-from planner.explain.loads import PipelineLoads, pipeline_loads
+from planner.explain.loads import BoundaryLoad, PipelineLoads, pipeline_loads
 from planner.explain.measured_rates import RatesUse, rates_used
 from planner.explain.sensitivity import sensitivity_of
 from planner.explain.verdict import Bottleneck, Savings, gains_of, verdict_of
@@ -116,11 +116,18 @@ def _pipeline_lines(loads: PipelineLoads) -> list[str]:
         lines.append(
             f"  stage {index}: computes {stage.compute_s:.3g} s, idle {stage.idle_share:.2f} of the step, "
             f"memory {size_text(stage.memory_bytes)} of {size_text(stage.capacity_bytes)} ({stage.memory_share:.2f}), "
-            f"{depth}"
+            f"{depth}" + (f", groups through {stage.group_transport}" if stage.group_transport else "")
         )
     for boundary in loads.boundaries:
         lines.append(
             f"  stage {boundary.source_stage} to {boundary.target_stage} ({boundary.source} to {boundary.target}): "
-            f"busy {boundary.busy_share:.2f} of the step, {1e3 * boundary.latency_s:.3g} ms on the way"
+            f"busy {boundary.busy_share:.2f} of the step, {1e3 * boundary.latency_s:.3g} ms on the way, "
+            f"through {boundary.transport}{_copies(boundary)}"
         )
     return lines
+
+
+def _copies(boundary: BoundaryLoad) -> str:
+    if not boundary.copy_out_s and not boundary.copy_in_s:
+        return ""
+    return f", {1e3 * boundary.copy_out_s:.3g} ms to the host and {1e3 * boundary.copy_in_s:.3g} ms from it"

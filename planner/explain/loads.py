@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.cost.device_transport import boundary_transport, group_transport
 from planner.cost.network import payload_bps
 from planner.explain.sensitivity import Sensitivity
 from planner.plan.plan import Pipeline, equivalent_pipelines
@@ -28,6 +29,8 @@ class StageLoad:
         capacity_bytes: Memory of the fullest device.
         in_flight: Limit on the microbatches between forward and backward.
         hiding_depth: Value of ``in_flight`` at which the stage would no longer wait for round trips.
+        group_transport: What carries the messages of its tensor-parallel groups: ``nccl`` or ``gloo``; empty if it has
+            no groups.
     """
 
     devices: tuple[str, ...]
@@ -39,6 +42,7 @@ class StageLoad:
     capacity_bytes: int
     in_flight: int
     hiding_depth: int
+    group_transport: str = ""
 
     @property
     def memory_share(self) -> float:
@@ -53,6 +57,9 @@ class BoundaryLoad:
     Attributes:
         busy_share: Share of the step for which these transfers keep the path from ``source`` to ``target`` busy.
         latency_s: Longest one-way latency of these transfers, seconds.
+        transport: What carries them: ``nccl`` or ``gloo``.
+        copy_out_s: Longest time for which one of them is copied to the host of ``source``, seconds.
+        copy_in_s: Longest time for which one of them is copied from the host of ``target``, seconds.
     """
 
     source_stage: int
@@ -61,6 +68,9 @@ class BoundaryLoad:
     target: str
     busy_share: float
     latency_s: float
+    transport: str
+    copy_out_s: float
+    copy_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,9 @@ def _stage_load(of: Sensitivity, pipeline: int, index: int, deep: Pipeline, peak
         capacity_bytes,
         stage.in_flight,
         deep.stages[index].in_flight,
+        ", ".join(
+            dict.fromkeys(group_transport(of.scenario, each.devices) for each in stage.replicas if each.partners)
+        ),
     )
 
 
@@ -165,7 +178,16 @@ def _boundaries(of: Sensitivity, pipeline: int) -> tuple[BoundaryLoad, ...]:
             some = on_it & (step.actions.stage[messages.sender] == between[0])
             some &= step.actions.stage[messages.receiver] == between[1]
             busy_share = float(transmission_s[some].sum()) / of.step_s if of.step_s else 0.0
-            load = BoundaryLoad(*between, ends[0], ends[1], busy_share, float(latency_s[some].max()))
+            load = BoundaryLoad(
+                *between,
+                ends[0],
+                ends[1],
+                busy_share,
+                float(latency_s[some].max()),
+                boundary_transport(of.plan, of.scenario, ends[0], ends[1]),
+                float(messages.copy_out_s[some].max()),
+                float(messages.copy_in_s[some].max()),
+            )
             if between not in found or busy_share > found[between].busy_share:
                 found[between] = load
     return tuple(found[between] for between in sorted(found))

@@ -1,4 +1,4 @@
-"""Reads the ``effects`` of a scenario on network, compute and memory.
+"""Reads the ``effects`` of a scenario on network, compute, memory and transport.
 
 The speed of a device over time may be a CSV file with the header ``time_s,speed``. A speed holds from the time of its
 row to the time of the next row, the last speed to the end of the run; before the first row, the speed is 1.
@@ -13,8 +13,19 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from planner.files.documents import Document
-from planner.files.parsing import Bytes, BytesOrUnlimited, NotNegative, Number, Part, Seconds, Seed, file_entry
+from planner.files.parsing import (
+    BitsPerSecond,
+    Bytes,
+    BytesOrUnlimited,
+    NotNegative,
+    Number,
+    Part,
+    Seconds,
+    Seed,
+    file_entry,
+)
 from planner.scenario.cluster import Cluster
+from planner.scenario.datasheet import DATASHEET, is_gpu
 from planner.scenario.effects import (
     TCP,
     WIDE_AREA_TCP,
@@ -24,6 +35,7 @@ from planner.scenario.effects import (
     NetworkEffects,
     Slowdown,
     Straggler,
+    TransportEffects,
 )
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import LineError, check_rising, parse_scaled, read_text
@@ -244,12 +256,45 @@ class MemoryEntry:
 
 
 @file_entry
+class TransportEntry:
+    """How tensors leave a GPU.
+
+    Attributes:
+        nccl: Whether NCCL carries messages between GPUs of one region, and inside tensor-parallel groups; otherwise
+            gloo does.
+        copies: Whether the copies between GPU and host take time, for messages that gloo carries: at the rate of each
+            kind in the datasheet.
+        copy_rate: Another rate of these copies, each way.
+    """
+
+    nccl: bool = True
+    copies: bool = False
+    copy_rate: BitsPerSecond | None = None
+
+
+def _transport_effects(entry: TransportEntry, cluster: Cluster, part: Part) -> TransportEffects:
+    if entry.copies and entry.copy_rate is None:
+        for device in cluster.devices:
+            if is_gpu(device.kind) and device.kind not in DATASHEET:
+                raise InputError(
+                    f"the datasheet has no rate of copies for the kind '{device.kind}' of device '{device.name}'",
+                    where=part.where("transport", "copies"),
+                    valid="give the rate of its copies, for example 'copy_rate: 100 Gbit/s'",
+                )
+    try:
+        return TransportEffects(entry.nccl, entry.copies or entry.copy_rate is not None, entry.copy_rate)
+    except InputError as error:
+        raise error.within(part.where("transport", "copy_rate")) from None
+
+
+@file_entry
 class EffectsEntry:
-    """Effects on network (``ideal``, ``tcp``, ``tcp-wide-area`` or single values), compute and memory."""
+    """Effects on network (``ideal``, ``tcp``, ``tcp-wide-area`` or single values), compute, memory and transport."""
 
     network: Annotated[NetworkEntry, _OrBase()] = field(default_factory=NetworkEntry)
     compute: ComputeEntry = field(default_factory=ComputeEntry)
     memory: MemoryEntry = field(default_factory=MemoryEntry)
+    transport: TransportEntry = field(default_factory=TransportEntry)
 
 
 def read_effects(document: Document, cluster: Cluster) -> Effects:
@@ -269,4 +314,11 @@ def read_effects(document: Document, cluster: Cluster) -> Effects:
     except InputError as error:
         raise error.within(part.where("network")) from None
     memory = MemoryEffects(entry.memory.framework, entry.memory.workspace_share)
-    return Effects(network, _compute_effects(entry.compute, cluster, part), memory)
+    compute, transport = (
+        _compute_effects(entry.compute, cluster, part),
+        _transport_effects(entry.transport, cluster, part),
+    )
+    try:
+        return Effects(network, compute, memory, transport)
+    except InputError as error:
+        raise error.within(part.where()) from None

@@ -4,6 +4,7 @@ Peaks are without structured sparsity; peaks of tensor cores are with 32-bit acc
 Memory is the nominal capacity: error correction and the driver leave a few percent less.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -162,3 +163,36 @@ INTERCONNECTS: Mapping[str, InterconnectKind] = MappingProxyType(
         "pcie-5": _gigabytes(63, _PCIE_S, "PCI Express Base Specification 5.0, 2019: 16 lanes"),
     }
 )
+
+# How GPUs reach their host's memory: by 16 lanes of PCIe, in the documents of `_KINDS`, or by a link of their own.
+# Boards whose GPU shares the memory with the CPU are left out, as are CPUs.
+_HOST_LINKS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("p100", "v100-16", "v100-32", "t4", "p4000", "titan-rtx", "rtx-6000"), "pcie-3"),
+        **dict.fromkeys(("rtx-2080", "rtx-2080-ti"), "pcie-3"),
+        **dict.fromkeys(("a100-40", "a100-80", "a10g", "l4", "l40s", "a4000", "a5000", "a6000"), "pcie-4"),
+        **dict.fromkeys(("rtx-3090", "rtx-4090"), "pcie-4"),
+        **dict.fromkeys(("h100-80", "h200"), "pcie-5"),
+        # NVLink-C2C carries 900 GB/s both ways.
+        "gh200-96": "nvlink-4",
+    }
+)
+
+
+def host_link_bps(kind: str) -> float:
+    """Return the rate of copies between the memories of a kind and of its host, each way, bits per second.
+
+    It is infinite for kinds whose memory is the host's, as that of CPUs.
+
+    Raises:
+        InputError: The datasheet does not contain the kind.
+    """
+    if not is_gpu(kind):
+        return math.inf
+    link = _HOST_LINKS.get(find_kind(kind).name)
+    return math.inf if link is None else INTERCONNECTS[link].bandwidth_bps
+
+
+def has_nccl(kind: str) -> bool:
+    """Return whether torch can use NCCL on a kind: NVIDIA's GPUs but those of Jetson boards, whose torch lacks it."""
+    return kind in _HOST_LINKS

@@ -211,9 +211,45 @@ class ComputeEffects:
 
 
 @dataclass(frozen=True, slots=True)
+class TransportEffects:
+    """How tensors leave a GPU: by NCCL, or by gloo, which carries messages from host memory to host memory.
+
+    Attributes:
+        nccl: Whether messages between stages, and tensor-parallel groups, use NCCL where they can
+            (`planner.cost.device_transport`).
+        copies: Whether the copies between GPU and host take time, for messages that gloo carries.
+        copy_bps: Rate of these copies, each way, bits per second; None for that of each device's kind in the datasheet.
+
+    Raises:
+        InputError: The rate is not finite and above zero.
+    """
+
+    nccl: bool = True
+    copies: bool = False
+    copy_bps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.copy_bps is not None and not 0 < self.copy_bps < math.inf:
+            raise InputError(f"copies at {self.copy_bps:g} bit/s", valid="give a finite rate above zero")
+
+
+@dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of a scenario: of TCP on links, on profiled compute times, and on memory."""
+    """All effects of a scenario: of TCP on links, on profiled compute times, on memory, and on the way out of GPUs.
+
+    Raises:
+        InputError: Transfers block compute, and copies have engines of their own, which contradict each other.
+    """
 
     network: NetworkEffects = field(default_factory=NetworkEffects)
     compute: ComputeEffects = field(default_factory=ComputeEffects)
     memory: MemoryEffects = field(default_factory=MemoryEffects)
+    transport: TransportEffects = field(default_factory=TransportEffects)
+
+    def __post_init__(self) -> None:
+        if self.compute.transfers_block and self.transport.copies:
+            raise InputError(
+                "'compute.transfers_block' means one stream for compute and transfers, but 'transport.copies' means "
+                "streams of their own",
+                valid="leave one of the two out",
+            )

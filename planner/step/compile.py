@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from planner.cost.device_transport import copy_seconds_per_byte
 from planner.cost.layers import with_launches
 from planner.cost.network import wire_bytes
 from planner.cost.stage import stage_times
@@ -197,7 +198,24 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     number_bytes = scenario.training.formats.number_bytes
     forms = [[wire_bytes(form, 1, size, number_bytes) for size in output_bytes] for form in ("none", plan.compression)]
     size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
-    return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample)
+    copies_s = _copies_s(plan, scenario, actors, origins, size_bytes)
+    return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample, *copies_s)
+
+
+def _copies_s(
+    plan: Plan, scenario: Scenario, actors: Sequence[str], origins: Origins, size_bytes: Ints
+) -> tuple[Floats, Floats]:
+    """Return how long each message is copied to its sender's host, and from its receiver's, seconds, [messages]."""
+    out_s, in_s = np.zeros(len(size_bytes)), np.zeros(len(size_bytes))
+    if not scenario.effects.transport.copies:
+        return out_s, in_s
+    ends = np.stack([origins.actor[origins.sender], origins.actor[origins.receiver]])
+    pairs, which = np.unique(ends, axis=1, return_inverse=True)
+    for number, (sender, receiver) in enumerate(pairs.T.tolist()):
+        own = which.reshape(-1) == number
+        each_s = copy_seconds_per_byte(plan, scenario, actors[sender], actors[receiver])
+        out_s[own], in_s[own] = (size_bytes[own] * per_byte_s for per_byte_s in each_s)
+    return out_s, in_s
 
 
 # Cached, because a run records the same compiled step many times.

@@ -60,8 +60,8 @@ def makespan_s(
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
         problem = f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever"
         raise InputError(problem, valid="put each action after the actions whose results it needs")
-    blocking = blocking_messages(step, scenario)
-    return float(longest_path(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))
+    of_messages = (blocking_messages(step, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
+    return float(longest_path(step.graph, sequence, acting, duration_s, transmission_s, latency_s, *of_messages))
 
 
 def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> Floats:
@@ -74,8 +74,8 @@ def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> F
     times = [message_times(step, path) for path in networks]
     transmission_s, latency_s = (np.array(each) for each in zip(*times, strict=True))
     duration_s = np.tile(step.actions.duration_s, (len(networks), 1))
-    blocking = blocking_messages(step, scenario)
-    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s, transmission_s, latency_s, blocking))
+    of_messages = (blocking_messages(step, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
+    return np.asarray(longest_paths(step.graph, sequence, acting, duration_s, transmission_s, latency_s, *of_messages))
 
 
 def nominal_paths(plan: Plan, scenario: Scenario) -> Paths:

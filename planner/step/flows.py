@@ -50,6 +50,8 @@ class Flows(NamedTuple):
         latency_s: Time from departure to arrival, seconds, [messages].
         blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
         sender: Actor that sends each message, [messages].
+        copy_out_s: Time for which each message is copied to the sender's host, seconds, [messages].
+        copy_in_s: Time for which each message is copied from the receiver's host, seconds, [messages].
     """
 
     transmission_s: Floats
@@ -58,6 +60,8 @@ class Flows(NamedTuple):
     latency_s: Floats
     blocking: Flags
     sender: Ints
+    copy_out_s: Floats
+    copy_in_s: Floats
 
 
 class _State(NamedTuple):
@@ -67,6 +71,8 @@ class _State(NamedTuple):
         clock_s: Time up to which each actor has worked, [actors].
         position: Next action of each actor, [actors].
         sending: Number of messages whose departure each actor waits for, [actors].
+        copied_out_s: End of each actor's last copy to its host so far, [actors].
+        copied_in_s: End of each actor's last copy from its host so far, [actors].
         arrival_s: Arrival of each message, nan while it is not known, [messages].
         sent_s: Time at which each message was ready to be sent, [messages].
         waiting: Actor that waits for each message, -1 for none, [messages].
@@ -93,6 +99,8 @@ class _State(NamedTuple):
     clock_s: Floats
     position: Ints
     sending: Ints
+    copied_out_s: Floats
+    copied_in_s: Floats
     arrival_s: Floats
     sent_s: Floats
     waiting: Ints
@@ -124,6 +132,8 @@ def _new_state(graph: StepGraph, network: Network) -> _State:  # pragma: no cove
         np.zeros(actors),
         graph.first_action[:-1].copy(),
         np.zeros(actors, np.int64),
+        np.zeros(actors),
+        np.zeros(actors),
         np.full(messages, np.nan),
         np.zeros(messages),
         np.full(messages, -1, np.int64),
@@ -244,7 +254,7 @@ def _advance(
     actor = stack[height]
     action, clock_s = state.position[actor], state.clock_s[actor]
     while action < graph.first_action[actor + 1] and not state.sending[actor]:
-        ready_s, missing = clock_s, -1
+        ready_s, copied_s, missing = clock_s, state.copied_in_s[actor], -1
         for place in range(graph.first_received[action], graph.first_received[action + 1]):
             message = graph.received[place]
             there_s = state.arrival_s[message]
@@ -253,18 +263,22 @@ def _advance(
                 break
             if flows.blocking[message]:
                 there_s = max(there_s, ready_s + there_s - state.sent_s[message])
-            ready_s = max(ready_s, there_s)
+            copied_s = max(there_s, copied_s) + flows.copy_in_s[message]
+            ready_s = max(ready_s, copied_s)
         if missing >= 0:
             state.waiting[missing] = actor
             break
+        state.copied_in_s[actor] = copied_s
         end_s = ready_s + duration_s[action]
         clock_s = end_s
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            state.sent_s[message] = end_s
+            state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
+            sent_s = state.copied_out_s[actor]
+            state.sent_s[message] = sent_s
             line = network.line[graph.channel[message]]
             if network.alone[line]:
                 departed_s, arrival_s = transmit_fifo(
-                    line, end_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
+                    line, sent_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
                 )
                 state.arrival_s[message] = arrival_s
                 if flows.blocking[message]:
@@ -276,7 +290,7 @@ def _advance(
                 continue
             if state.head[line] < 0:
                 state.head[line] = message
-                state.event_s[line] = max(end_s, now_s)
+                state.event_s[line] = max(sent_s, now_s)
             else:
                 state.following[state.tail[line]] = message
             state.tail[line] = message

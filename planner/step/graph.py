@@ -112,6 +112,8 @@ def longest_path(
     transmission_s: Floats,
     latency_s: Floats,
     blocking: Flags,
+    copy_out_s: Floats,
+    copy_in_s: Floats,
 ) -> float:
     """Return the makespan of a step on links of constant rate, none of which two channels share, seconds.
 
@@ -124,7 +126,12 @@ def longest_path(
         latency_s: Time from a message's departure to its arrival, seconds, [messages]; messages of a channel arrive in
             order, so that a message may have to wait for an earlier one.
         blocking: Whether a message keeps sender and receiver from computing while it is sent, [messages].
+        copy_out_s: Time for which each message is copied to the sender's host, seconds, [messages].
+        copy_in_s: Time for which each message is copied from the receiver's host, seconds, [messages]; in the order in
+            which the receiver's actions need them.
     """
+    copied_out_s = np.zeros(len(graph.first_action) - 1)
+    copied_in_s = np.zeros(len(graph.first_action) - 1)
     sent_s = np.empty(len(graph.receiver))
     clock_s = np.zeros(len(graph.first_action) - 1)
     free_s = np.zeros(len(graph.channel_sender))
@@ -139,15 +146,18 @@ def longest_path(
             there_s = arrival_s[message]
             if blocking[message]:
                 there_s = max(there_s, now_s + there_s - sent_s[message])
+            there_s = max(there_s, copied_in_s[actor]) + copy_in_s[message]
+            copied_in_s[actor] = there_s
             if there_s > now_s:
                 now_s = there_s
         now_s += duration_s[action]
         clock_s[actor] = now_s
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
+            copied_out_s[actor] = max(now_s, copied_out_s[actor]) + copy_out_s[message]
+            sent_s[message] = copied_out_s[actor]
             departed_s, arrival_s[message] = transmit_fifo(
-                graph.channel[message], now_s, transmission_s[message], latency_s[message], free_s, arrived_s
+                graph.channel[message], sent_s[message], transmission_s[message], latency_s[message], free_s, arrived_s
             )
-            sent_s[message] = now_s
             if blocking[message]:
                 clock_s[actor] = max(clock_s[actor], departed_s)
     return clock_s.max() if len(clock_s) else 0.0
@@ -162,6 +172,8 @@ def longest_paths(
     transmission_s: Floats,
     latency_s: Floats,
     blocking: Flags,
+    copy_out_s: Floats,
+    copy_in_s: Floats,
 ) -> Floats:
     """Return the makespan for each row of times, seconds, [rows].
 
@@ -171,6 +183,14 @@ def longest_paths(
     result = np.empty(len(duration_s))
     for row in range(len(duration_s)):
         result[row] = longest_path(
-            graph, sequence, acting, duration_s[row], transmission_s[row], latency_s[row], blocking
+            graph,
+            sequence,
+            acting,
+            duration_s[row],
+            transmission_s[row],
+            latency_s[row],
+            blocking,
+            copy_out_s,
+            copy_in_s,
         )
     return result

@@ -112,5 +112,12 @@ def _flows(
         ceiling_bps = np.where(np.isfinite(of_message_bps), of_message_bps, ceiling_bps)
     sender = step.actions.actor[step.messages.sender]
     return Flows(
-        transmission_s, bits, ceiling_bps.astype(np.float64), latency_s, blocking_messages(step, scenario), sender
+        transmission_s,
+        bits,
+        ceiling_bps.astype(np.float64),
+        latency_s,
+        blocking_messages(step, scenario),
+        sender,
+        step.messages.copy_out_s,
+        step.messages.copy_in_s,
     )

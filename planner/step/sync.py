@@ -84,7 +84,7 @@ def _messages(sent: Sequence[tuple[int, int, int]]) -> Messages:
     """Return messages from (sending action, receiving action, bytes)."""
     sender, receiver, size_bytes = np.array(sent, np.int64).reshape(-1, 3).T
     zero = np.zeros(len(sent), np.int64)
-    return Messages(sender, receiver, size_bytes, zero, zero)
+    return Messages(sender, receiver, size_bytes, zero, zero, zero.astype(np.float64), zero.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)

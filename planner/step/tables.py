@@ -44,6 +44,8 @@ class Messages(NamedTuple):
         size_bytes: Bytes on the wire.
         start_sample: First sample of the microbatch that the message carries, 0 for sums of gradients.
         stop_sample: Index after the last sample that it carries, 0 for sums of gradients.
+        copy_out_s: Time for which the sender's copy engine copies it from GPU to host, seconds.
+        copy_in_s: Time for which the receiver's copy engine copies it from host to GPU, seconds.
     """
 
     sender: Ints
@@ -51,6 +53,8 @@ class Messages(NamedTuple):
     size_bytes: Ints
     start_sample: Ints
     stop_sample: Ints
+    copy_out_s: Floats
+    copy_in_s: Floats
 
     def between(self, sender: Ints, receiver: Ints) -> "Messages":
         """Return the messages with renumbered actions: ``sender[n]`` and ``receiver[n]`` replace action n."""

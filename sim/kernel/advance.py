@@ -26,7 +26,7 @@ class StepState(NamedTuple):
         arrival_s: When each message arrives, [messages].
         waiting: Actor that waits for each message, -1 for none, [messages].
         wait_s: When the receiver began to wait for a message, [messages].
-        sent_s: When each message was ready to be sent, [messages].
+        sent_s: When each message was ready to be sent, in the memory of the sender's host, [messages].
         departed_s: When the last bit of each message left, [messages].
         start_s: Start of each action, [actions].
         end_s: End of each action, [actions].
@@ -61,6 +61,8 @@ class StepTimes(NamedTuple):
         jitter_s: Delay by jitter and hand-over of a message on a line of varying latency, [messages].
         line: Line of each channel, [channels].
         blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
+        copy_out_s: Time for which a message is copied to the sender's host, [messages].
+        copy_in_s: Time for which a message is copied from the receiver's host, [messages].
     """
 
     duration_s: Floats
@@ -70,6 +72,8 @@ class StepTimes(NamedTuple):
     jitter_s: Floats
     line: Ints
     blocking: Flags
+    copy_out_s: Floats
+    copy_in_s: Floats
 
 
 class Lines(NamedTuple):
@@ -102,6 +106,8 @@ class Devices(NamedTuple):
         first_absence: Index of each actor's first absence in the next two arrays, [actors + 1].
         leaves_s: Starts of absences, seconds, rising per actor, [absences].
         returns_s: Ends of absences, seconds, [absences].
+        copied_out_s: End of each actor's last copy to its host so far, seconds, [actors].
+        copied_in_s: End of each actor's last copy from its host so far, seconds, [actors].
     """
 
     clock_s: Floats
@@ -110,6 +116,8 @@ class Devices(NamedTuple):
     first_absence: Ints
     leaves_s: Floats
     returns_s: Floats
+    copied_out_s: Floats
+    copied_in_s: Floats
 
 
 def new_state(graph: StepGraph) -> StepState:
@@ -159,8 +167,22 @@ def _occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) -
 
 
 @inner
-def _transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
-    """Transmit a message at ``now_s`` unless its line is shared; return whether the message's arrival is known."""
+def _transmit(
+    graph: StepGraph,
+    times: StepTimes,
+    lines: Lines,
+    devices: Devices,
+    state: StepState,
+    actor: int,
+    message: int,
+    now_s: float,
+) -> bool:
+    """Transmit a message of an actor at ``now_s`` unless its line is shared; return whether its arrival is known.
+
+    The actor's copy engine copies it to the host before, after the actor's earlier messages.
+    """
+    now_s = max(now_s, devices.copied_out_s[actor]) + times.copy_out_s[message]
+    devices.copied_out_s[actor] = now_s
     state.sent_s[message] = now_s
     channel = graph.channel[message]
     line = times.line[channel]
@@ -189,9 +211,18 @@ def occupied(devices: Devices, actor: int, ready_s: float, duration_s: float) ->
 
 
 @njit(cache=True)
-def transmit(graph: StepGraph, times: StepTimes, lines: Lines, state: StepState, message: int, now_s: float) -> bool:
+def transmit(
+    graph: StepGraph,
+    times: StepTimes,
+    lines: Lines,
+    devices: Devices,
+    state: StepState,
+    actor: int,
+    message: int,
+    now_s: float,
+) -> bool:
     """Transmit a message; `_transmit` for callers that are not compiled."""
-    return _transmit(graph, times, lines, state, message, now_s)
+    return _transmit(graph, times, lines, devices, state, actor, message, now_s)
 
 
 @njit(cache=True)
@@ -220,7 +251,7 @@ def advance(
         last = graph.first_action[actor + 1]
         blocked = state.sending[actor] > 0
         while action < last and not blocked:
-            ready_s = clock_s
+            ready_s, copied_s = clock_s, devices.copied_in_s[actor]
             for place in range(graph.first_received[action], graph.first_received[action + 1]):
                 message = graph.received[place]
                 there_s = state.arrival_s[message]
@@ -231,10 +262,12 @@ def advance(
                 state.wait_s[message] = ready_s
                 if times.blocking[message]:
                     there_s = max(there_s, ready_s + there_s - state.sent_s[message])
-                if there_s > ready_s:
-                    ready_s = there_s
+                copied_s = max(there_s, copied_s) + times.copy_in_s[message]
+                if copied_s > ready_s:
+                    ready_s = copied_s
             if blocked:
                 break
+            devices.copied_in_s[actor] = copied_s
             start_s, end_s = _occupied(devices, actor, ready_s, times.duration_s[action])
             if end_s == np.inf:
                 blocked = True
@@ -242,7 +275,7 @@ def advance(
             state.start_s[action], state.end_s[action] = start_s, end_s
             clock_s = end_s
             for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-                if _transmit(graph, times, lines, state, message, end_s):
+                if _transmit(graph, times, lines, devices, state, actor, message, end_s):
                     if times.blocking[message]:
                         clock_s = max(clock_s, state.departed_s[message])
                     if state.waiting[message] >= 0:

@@ -30,6 +30,8 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
         np.cumsum([0, *map(len, absences)], dtype=np.int64),
         np.array([leaves_s for each in absences for leaves_s, _ in each], np.float64),
         np.array([returns_s for each in absences for _, returns_s in each], np.float64),
+        np.zeros(len(groups)),
+        np.zeros(len(groups)),
     )
 
 

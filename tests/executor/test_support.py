@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from executor.core.job import ComputeMode, Emulator
+from executor.transport.device_pairs import check_nccl
 from executor.validate import check_supported
 from planner.files.plan import write_plan
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.plan.actions import parse_action
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.scenario.cluster import Cluster
-from planner.scenario.effects import ComputeEffects, Slowdown, Straggler
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler, TransportEffects
 from planner.scenario.faults import Absence, LinkOutage
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.command import ropebridge
@@ -186,6 +187,32 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
     assert "cannot be run yet; " in done.stderr
     assert "or use 'ropebridge simulate'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def on_gpus(*, nccl: bool = True) -> Scenario:
+    """The same devices as GPUs of one region, whose messages NCCL would carry."""
+    devices = tuple(replace(each, kind="a100-40", region="here") for each in SCENARIO.cluster.devices)
+    links = (Link("here", "here", 1e9, 0.0),)
+    effects = Effects(transport=TransportEffects(nccl=nccl))
+    return replace(SCENARIO, cluster=Cluster(devices, links), effects=effects)
+
+
+@pytest.mark.parametrize(("emulator", "recovers"), [("shaper", False), ("none", True)])
+def test_nccl_excludes_emulated_links_and_lost_ranks(emulator: Emulator, recovers: bool) -> None:
+    with pytest.raises(InputError, match="NCCL carries messages between devices 'device-0' and 'device-1'") as refused:
+        check_supported(PLAN, on_gpus(), "real", emulator, recovers=recovers)
+    assert refused.value.where == ("--backup-every" if recovers else "--emulate-wan")
+    assert "'effects: {transport: {nccl: false}}'" in str(refused.value)
+    check_supported(PLAN, on_gpus(nccl=False), "real", emulator, recovers=recovers)
+    check_supported(PLAN, on_gpus(), "real", emulator, recovers=recovers, on_this_device=True)
+    check_supported(PLAN, on_gpus(), "paced", emulator, recovers=recovers)
+
+
+def test_a_torch_without_nccl_is_refused_where_a_plan_needs_it() -> None:
+    check_nccl(PLAN, SCENARIO, "device-0", is_available=False)
+    check_nccl(PLAN, on_gpus(), "device-0", is_available=True)
+    with pytest.raises(InputError, match="but torch has no NCCL here; install a torch with NCCL, or write"):
+        check_nccl(PLAN, on_gpus(), "device-0", is_available=False)
 
 
 @pytest.mark.parametrize("compute", ["paced", "real"])

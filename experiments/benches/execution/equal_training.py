@@ -62,6 +62,7 @@ class TrainingCase:
         precision: Number format in which layers compute.
         recompute: Whether both stages keep only their inputs and recompute the activations in the backward.
         replicas: Whether both ranks hold all layers and sum gradients; otherwise each holds half of the layers.
+        group: Whether both ranks share every layer as a tensor-parallel group.
     """
 
     name: str
@@ -69,6 +70,7 @@ class TrainingCase:
     precision: str = "fp32"
     recompute: bool = False
     replicas: bool = False
+    group: bool = False
 
 
 WAYS = (
@@ -79,6 +81,8 @@ WAYS = (
     TrainingCase("two replicas", "1f1b", replicas=True),
     TrainingCase("zb-h1, bf16", "zb-h1", precision="bf16"),
 )
+
+GROUP = TrainingCase("tensor-parallel group", "1f1b", group=True)
 
 
 def check_training(
@@ -150,8 +154,9 @@ def _plan(case: TrainedCase, way: TrainingCase) -> Plan:
     scenario = case.scenario
     plan = case.plan(scenario, way.schedule)
     (pipeline,) = plan.pipelines
-    if way.replicas:
-        replicas = tuple(Replica(device.name) for device in scenario.cluster.devices)
+    names = [device.name for device in scenario.cluster.devices]
+    if way.replicas or way.group:
+        replicas = (Replica(names[0], 1.0, tuple(names[1:])),) if way.group else tuple(map(Replica, names))
         stage = Stage(0, len(scenario.model.layers), replicas, in_flight=1)
         return replace(plan, pipelines=(Pipeline((stage,), pipeline.microbatches),))
     stages = tuple(replace(stage, recompute=way.recompute) for stage in pipeline.stages)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import torch
 from executor.profiling.layer_times import REPEATS, measure_layers
 from executor.training.models.loading import load_with_sizes
 from experiments.benches.execution.equal_training import WAYS, TrainingCase, check_training
+from experiments.benches.execution.gpu_transport import check_copies, check_nccl
 from experiments.benches.result import Check, Row
 from experiments.benches.simulation.predicted import TrainedCase, predict_real_compute
 from experiments.models import convolutional, gpt
@@ -62,7 +63,11 @@ _large = partial(TrainedCase, microbatches=8, steps=20, kind=_GPU, bandwidth_bps
 
 FULL = GpuCheck(
     equal=(
-        _small("gpt", ModelCode(_GPT, {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 4, "length": 32})),
+        _small(
+            "gpt",
+            ModelCode(_GPT, {"vocabulary": 64, "width": 64, "heads": 4, "blocks": 4, "length": 32}),
+            can_be_sharded=True,
+        ),
         _small("convolutional", ModelCode(_CONVOLUTIONAL, {"width": 16, "scales": 2, "side": 32, "classes": 10})),
     ),
     ways=WAYS,
@@ -84,19 +89,30 @@ FULL = GpuCheck(
 
 
 def run_gpu_check(check: GpuCheck, device: torch.device, tell: Callable[[str], None]) -> tuple[str, bool]:
-    """Run all cases; return the page, in Markdown, and whether all trainings gave the result of one process.
+    """Run all cases; return the page, in Markdown, and whether everything that this machine can show is as it should.
 
     The training in one process and the timed layers run on ``device``.
     """
     checks = [each for case in check.equal for each in check_training(case, device, check.ways, tell)]
     equal = _table([_check_row(each) for each in checks])
     parts = ["# Measured on a GPU\n", _hardware(device), "## Training equals one process\n", _EQUAL, equal]
-    for case in check.timed:
+    tell("messages between GPUs")
+    through_nccl, unverified = check_nccl(check.equal, device, tell)
+    copy_bps: float | None = None
+    parts += ["## Messages between GPUs\n", _MESSAGES]
+    if device.type == "cuda":
+        copies, rates = check_copies(check.equal[0], device)
+        copy_bps = rates.slower_bps
+        parts.append(_table([{"check": each.name, "holds": "yes" if each.holds else "NO"} for each in copies]))
+        parts.append(f"{rates}\n")
+        checks += copies
+    parts.append(unverified + "\n" if unverified else _table([_check_row(each) for each in through_nccl]))
+    checks += through_nccl
+    timed = [replace(case, copy_bps=copy_bps) for case in check.timed]
+    for case in timed:
         tell(f"layers of {case.name}")
         parts += [f"## Layers of the example {case.name}\n", _size_of(case), _table(_layer_rows(case, check, device))]
-    rows = [
-        predict_real_compute(schedule, tell, case, rounds=3) for case in check.timed for schedule in check.schedules
-    ]
+    rows = [predict_real_compute(schedule, tell, case, rounds=3) for case in timed for schedule in check.schedules]
     parts += ["## Predicted and measured steps\n", _PREDICTED, _table([_step_row(row) for row in rows])]
     return "\n".join(parts), all(each.holds for each in checks)
 
@@ -105,9 +121,14 @@ _EQUAL = """Two ranks through gloo, momentum, float32 without TF32. The figure i
 parameter after all steps, over 1 + the value that one process on the same device has; with bf16, of a loss.
 """
 
+_MESSAGES = """gloo carries messages from host to host. Copy engines take them there and back, on CUDA streams of their
+own. NCCL carries them between two GPUs, and the sums of a tensor-parallel group; its figures are as those above.
+"""
+
 _PREDICTED = f"""Two ranks on this machine, which take its GPUs in turn: with one GPU they share it, and each layer was
-timed while the other rank timed its own. Payloads are staged through the CPU and gloo; in the simulation the connection
-between the ranks carries {_LOOPBACK_BPS / 1e9:g} Gbit/s, which is assumed. The simulation ran first.
+timed while the other rank timed its own. Payloads are staged through the CPU and gloo: in the simulation they are
+copied at the slower of the two rates above, and the connection between the ranks carries {_LOOPBACK_BPS / 1e9:g}
+Gbit/s, which is assumed. The simulation ran first.
 """
 
 

@@ -16,6 +16,9 @@ from experiments.benches.result import Row
 from experiments.models import convolutional, digits, gpt
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.datasheet import DATASHEET
+from planner.scenario.effects import TransportEffects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
@@ -33,6 +36,9 @@ class TrainedCase:
         samples: Number of samples in a microbatch.
         kind: Kind of both devices: ``cpu`` computes on the CPU, other kinds on a GPU if there is one.
         bandwidth_bps: Assumed rate of this machine's loopback in the simulation, each way, bits per second.
+        host: Name of the machine that both devices are in; if empty, each is alone, in a region of its own.
+        copy_bps: Rate of the copies between GPU and host in the simulation, bits per second; None for no copies.
+        can_be_sharded: Whether a tensor-parallel group can train the model.
     """
 
     name: str
@@ -42,6 +48,9 @@ class TrainedCase:
     steps: int
     kind: str
     bandwidth_bps: float = 10e9
+    host: str = ""
+    copy_bps: float | None = None
+    can_be_sharded: bool = False
 
     @property
     def scenario(self) -> Scenario:
@@ -51,7 +60,20 @@ class TrainedCase:
         scenario = trained_scenario(profile, self.code, self.samples * self.microbatches, Optimizer())
         devices = tuple(replace(device, kind=self.kind) for device in scenario.cluster.devices)
         links = tuple(replace(link, bandwidth_bps=self.bandwidth_bps) for link in scenario.cluster.links)
-        return replace(scenario, cluster=replace(scenario.cluster, devices=devices, links=links))
+        if self.host:
+            memory_bytes = DATASHEET[self.kind].memory_bytes if self.kind in DATASHEET else devices[0].memory_bytes
+            devices = tuple(
+                replace(device, region="here", host=self.host, memory_bytes=memory_bytes) for device in devices
+            )
+            links = (Link("here", "here", self.bandwidth_bps, 0.0),)
+        transport = TransportEffects(copies=self.copy_bps is not None, copy_bps=self.copy_bps)
+        model = replace(profile, sharded={len(devices): profile}) if self.can_be_sharded else profile
+        return replace(
+            scenario,
+            cluster=Cluster(devices, links),
+            model=model,
+            effects=replace(scenario.effects, transport=transport),
+        )
 
     def plan(self, scenario: Scenario, schedule: str) -> Plan:
         """Return a plan of two stages, each of half of the layers, with at most four microbatches in flight."""

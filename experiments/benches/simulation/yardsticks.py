@@ -42,12 +42,12 @@ def prepare(problem: SchedulingProblem, orders: Orders) -> PreparedOrders:
 
 def times_of(
     problem: SchedulingProblem, orders: Orders, prepared: PreparedOrders
-) -> tuple[Floats, Floats, Floats, Flags]:
+) -> tuple[Floats, Floats, Floats, Flags, Floats, Floats]:
     """Return the arguments of `longest_path` for the problem's times.
 
     Returns:
-        The duration of each action, the transmission time and the latency of each message, in seconds, and whether each
-        message blocks its sender, which is always False.
+        The duration of each action, the transmission time and the latency of each message, in seconds; whether each
+        message blocks its sender, which is always False; and the times of its copies, which are 0.
     """
     kind, stage = orders.kind[prepared.origins.ordered], orders.stage[prepared.origins.ordered]
     microbatch = orders.microbatch[prepared.origins.ordered]
@@ -62,7 +62,8 @@ def times_of(
         forward, problem.forward_transmission_s[boundary, carried], problem.backward_transmission_s[boundary, carried]
     )
     latency_s = np.where(forward, problem.forward_latency_s[boundary], problem.backward_latency_s[boundary])
-    return duration_s, transmission_s, latency_s, np.zeros(len(sender), np.bool_)
+    no_copy_s = np.zeros(len(sender))
+    return duration_s, transmission_s, latency_s, np.zeros(len(sender), np.bool_), no_copy_s, no_copy_s
 
 
 def makespan_s(problem: SchedulingProblem, orders: Orders) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from executor.core.hosts import ranks_by_host
 from executor.core.job import JobFolder, RunConfig
 from executor.rank.context import RankConfig
-from executor.training.device import check_gpus, device_name, gpus_of_ranks, is_kind
+from executor.training.device import check_gpu_memory, check_gpus, device_name, gpus_of_ranks, is_kind
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.datasheet import DATASHEET, is_gpu
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
@@ -62,6 +62,16 @@ def test_the_refusal_is_one_line_with_names_kinds_and_what_was_found() -> None:
     assert str(refused.value) == (
         "--compute real: a (a100-40), b (t4) need a GPU each on this host, 2 in all, but torch finds 1 "
         "(NVIDIA A100-SXM4-40GB); ask the scheduler for as many, or give '--on-this-device' to let ranks share a GPU"
+    )
+
+
+def test_a_gpu_with_much_less_memory_than_the_scenario_says_is_refused() -> None:
+    device = Device("a", "a100-80", "here", 80 * 2**30)
+    check_gpu_memory(device, "NVIDIA A100-SXM4-80GB", int(79.1 * 2**30))
+    with pytest.raises(InputError) as refused:
+        check_gpu_memory(device, "NVIDIA A100-SXM4-40GB", int(39.5 * 2**30))
+    assert str(refused.value).startswith(
+        "--compute real: the scenario gives device 'a' 80.00 GiB of memory, but NVIDIA A100-SXM4-40GB has 39.50 GiB "
     )
 
 

@@ -11,9 +11,12 @@ import torch
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import CPU, compute_device
 from executor.training.models.loading import load_with_sizes
-from experiments.benches.execution.equal_training import WAYS, Trained, largest_difference, train_in_one_process
+from experiments.benches.execution.equal_training import GROUP, WAYS, Trained, largest_difference, train_in_one_process
 from experiments.benches.execution.gpu_check import FULL, GpuCheck, main, run_gpu_check
+from experiments.benches.execution.gpu_transport import nccl_kind
 from experiments.benches.simulation.predicted import TrainedCase
+from planner.check import check_plan
+from planner.cost.device_transport import NCCL, boundary_transport
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Optimizer
 
@@ -51,15 +54,37 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 @pytest.mark.slow
 def test_all_of_it_on_the_cpu() -> None:
-    check = GpuCheck([GPT], WAYS, [CONVOLUTIONAL], ["zb-h1"], repeats=2)
+    check = GpuCheck([GPT], [*WAYS, GROUP], [CONVOLUTIONAL], ["zb-h1"], repeats=2)
     page, equal = run_gpu_check(check, CPU, lambda _: None)
     assert equal, page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     layers, heads_and_rules = len(load_with_sizes(CONVOLUTIONAL.code, 0).sizes), 2 * 3
-    assert len(rows) == len(WAYS) + layers + 1 + heads_and_rules
+    assert len(rows) == len(WAYS) + 1 + layers + 1 + heads_and_rules
     assert "gpt, zb-h1, backward split, recomputed" in page
     assert "real-convolutional-zb-h1" in page
+    assert "not verified: NCCL needs two GPUs of a kind of the datasheet, and this machine has no GPU" in page
     assert page.splitlines()[2].startswith("CPU; ")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        ([], None),
+        (["NVIDIA H100 80GB HBM3"], None),
+        (["NVIDIA H100 80GB HBM3"] * 2, "h100-80"),
+        (["NVIDIA L4", "Tesla T4", "Tesla T4"], "t4"),
+        # Two GPUs of which the datasheet knows nothing.
+        (["NVIDIA GeForce RTX 3060"] * 2, None),
+    ],
+)
+def test_nccl_is_verified_on_two_gpus_of_a_kind(names: list[str], kind: str | None) -> None:
+    assert nccl_kind(names) == kind
+    if kind is not None:
+        case = replace(GPT, kind=kind, host="box")
+        scenario = case.scenario
+        plan = case.plan(scenario, "1f1b")
+        assert boundary_transport(plan, scenario, *plan.devices) == NCCL
+        check_plan(plan, scenario)
 
 
 @pytest.mark.parametrize("case", [GPT, CONVOLUTIONAL], ids=["gpt", "convolutional"])

@@ -96,7 +96,15 @@ class _DeviceTransport:
         self._device = device
         self._network = network
 
-    def post(self, source: str, tag: int, size_bytes: int, arrived: Callable[[RecvHandle], None]) -> _Handle:
+    def post(
+        self,
+        source: str,
+        tag: int,
+        size_bytes: int,
+        arrived: Callable[[RecvHandle], None],
+        *,
+        between_stages: bool = False,
+    ) -> _Handle:
         return self._network.post(source, self._device, tag, arrived)
 
     def send(
