@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 
 from executor.rank.control_client import ControlStore
 from executor.rank.worker import join_job
@@ -28,8 +27,7 @@ from executor.training.device import threads_of_a_rank
 from experiments.models import gpt
 from traces.common.atomic import write_text_atomically
 
-SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-V_SHAPED = {"zb-v": ScheduleZBVZeroBubble}
+V_SHAPED = "zb-v"
 FLOAT_BYTES = 4
 # Seconds after which a rank that has lost its peer gives up.
 TIMEOUT_S = 120.0
@@ -171,7 +169,7 @@ class _Real:
 def train(run: PipeliningRun, rank: int, ranks: int) -> Measured:
     """Carry out all steps on this rank, in the process group that has been set up."""
     work = _Paced(run, ranks) if run.compute == "paced" else _Real(run)
-    indices = [rank] if run.schedule in SINGLE_STAGE else [rank, 2 * ranks - 1 - rank]
+    indices = [rank, 2 * ranks - 1 - rank] if run.schedule == V_SHAPED else [rank]
     count = ranks * len(indices)
     modules = [work.stage(index, count) for index in indices]
     step = _stepper(run, indices, count, modules, work.loss)
@@ -207,11 +205,15 @@ def _stepper(
     modules: Sequence[nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[..., Any]:
+    # Loaded here, since it takes a second, and launchers need only this file's dataclasses.
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
+
     cpu = torch.device("cpu")
     stages = [PipelineStage(module, index, count, cpu) for index, module in zip(indices, modules, strict=True)]
-    if run.schedule in SINGLE_STAGE:
-        return SINGLE_STAGE[run.schedule](stages[0], run.microbatches, loss_fn=loss).step
-    return V_SHAPED[run.schedule](list(stages), run.microbatches, loss_fn=loss).step
+    if run.schedule == V_SHAPED:
+        return ScheduleZBVZeroBubble(list(stages), run.microbatches, loss_fn=loss).step
+    single = ScheduleGPipe if run.schedule == "gpipe" else Schedule1F1B
+    return single(stages[0], run.microbatches, loss_fn=loss).step
 
 
 def main(agent: str, job: str) -> None:

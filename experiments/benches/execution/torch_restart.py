@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from executor.training.device import threads_of_a_rank
 from experiments.benches.cases import GLOBAL_BATCH, LEARNING_RATE, MICROBATCHES, MODEL
@@ -106,6 +105,9 @@ _TIMEOUT = timedelta(seconds=30)
 
 def main(folder: str, steps: str) -> None:
     """Train this rank's stage, from the newest checkpoint that all ranks have written."""
+    # Loaded here, since it takes a second, and launchers only start this file.
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
     place, rank, ranks = Path(folder), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(threads_of_a_rank(ranks))
     # Each attempt has its own store. In torchrun's store gloo would find addresses of processes that have ended.

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from scipy import stats
 from torch import nn
 
 from executor.backend import TorchBackend
@@ -183,6 +182,9 @@ def ratio_interval(times_s: Sequence[float], rival_times_s: Sequence[float]) -> 
     The times at the same place belong to the same seed. The mean is geometric, and the interval that of Student's t
     distribution for the logarithms of the ratios.
     """
+    # The only use of a module that takes half a second to load.
+    from scipy import stats
+
     logs = np.log(np.divide(times_s, rival_times_s))
     margin = float(stats.t.ppf((1 + _CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     mean = float(logs.mean())

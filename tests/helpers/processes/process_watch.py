@@ -36,11 +36,12 @@ def processes_of(module: str, mark: str) -> list[int]:
     return sorted(pid for pid, command in marked_processes(mark).items() if f"-m {module} " in command)
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str, pause_s: float = 0.05) -> None:
+    """Ask again and again, with pauses: longer ones for what takes both ends processor time to answer."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+        time.sleep(pause_s)
 
 
 def _hear_signals() -> None:

@@ -121,13 +121,14 @@ def attack(places: Collection[Place], files: Collection[str], processes: Collect
     tempfile.tempdir = "/tmp"
     heard: dict[str, list[str]] = {name: [] for name in WAYS}
     with ExitStack() as stack:
+        hello = TlsEnd(b"guess", is_server=False).begin()
         open_places = [place for place in places if _connected(place, stack) is not None]
         for place in open_places:
             for number in range(IDLE + HALF_OPEN):
                 connection = _connected(place, stack)
                 if number >= IDLE and connection is not None:
                     with suppress(OSError):
-                        connection.sendall(TlsEnd(b"guess", is_server=False).begin())
+                        connection.sendall(hello)
             for name, way in WAYS.items():
                 heard[name].append(way(place).hex())
     reached = []

@@ -31,6 +31,8 @@ from tests.helpers.processes.process_watch import (
 )
 
 STEPS = 400
+# Each status is a connection with TLS: asked for all the time, they would take a third of a core.
+STATUS_PAUSE_S = 0.4
 
 
 def work(name: str, tmp_path: Path, options: Sequence[str]) -> list[str]:
@@ -67,9 +69,9 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
             wait_until(lambda: not marked_processes(host_mark), "a rank outlives its host")
     assert len(losses(tmp_path)) < STEPS, "the job was too short for this test"
     with started_process(serve, tmp_path / "again") as (server, _):
-        wait_until(lambda: state() == "queued", "the job of a lost host is not queued again")
+        wait_until(lambda: state() == "queued", "the job of a lost host is not queued again", STATUS_PAUSE_S)
         with started_process(work("two", tmp_path, options), tmp_path / "elsewhere") as (host, _):
-            wait_until(lambda: state() == "finished", "the job does not finish")
+            wait_until(lambda: state() == "finished", "the job does not finish", STATUS_PAUSE_S)
             assert "resumed from the checkpoint of step" in ropebridge("jobs", "logs", "job", *options).stdout
             host.send_signal(signal.SIGINT)
             assert host.wait(30.0) == 130
