@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from scipy.special import stdtrit
 from torch import nn
 
 from executor.backend import TorchBackend
@@ -182,11 +183,8 @@ def ratio_interval(times_s: Sequence[float], rival_times_s: Sequence[float]) -> 
     The times at the same place belong to the same seed. The mean is geometric, and the interval that of Student's t
     distribution for the logarithms of the ratios.
     """
-    # The only use of a module that takes half a second to load.
-    from scipy import stats
-
     logs = np.log(np.divide(times_s, rival_times_s))
-    margin = float(stats.t.ppf((1 + _CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    margin = float(stdtrit(len(logs) - 1, (1 + _CONFIDENCE) / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
     mean = float(logs.mean())
     return math.exp(mean), math.exp(mean - margin), math.exp(mean + margin)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from experiments.reproductions.cannikin.executed import (
     LARGEST_BATCH,
@@ -37,6 +36,9 @@ def test_the_target_is_met_by_the_mean_of_the_last_samples(steps: list[tuple[int
 
 @given(st.lists(st.tuples(st.floats(1.0, 9.0), st.floats(1.0, 9.0)), min_size=3, max_size=9))
 def test_the_interval_is_that_of_a_paired_t_test(times: list[tuple[float, float]]) -> None:
+    # Loaded here: every worker of the tests reads this file, and one of them needs it.
+    from scipy import stats
+
     own, rival = zip(*times, strict=True)
     logs = np.log(np.divide(own, rival))
     mean, low, high = ratio_interval(own, rival)
