@@ -1,9 +1,10 @@
 """Functions for network namespaces, TUN devices and TCP settings of Linux.
 
 As a program, ``python -m executor.wan.linux run PARENT_PID COMMAND...`` runs a command in a network namespace of its
-own, and ``python -m executor.wan.linux probe`` prints what this machine lacks for the test bed. Both need a process
-with a single thread, as the kernel demands of a process that makes a user namespace: this module imports nothing that
-starts threads. Constants are those of the kernel's sched.h, if_tun.h, sockios.h and if.h.
+own, ``... enter NETWORK USERS COMMAND...`` in an existing one, and ``... probe`` prints what this machine lacks for the
+test bed. All need a process with a single thread, as the kernel demands of a process that makes or enters a user
+namespace: this module imports nothing that starts threads. Constants are those of the kernel's sched.h, if_tun.h,
+sockios.h and if.h.
 """
 
 import contextlib
@@ -151,9 +152,20 @@ def enter_new_network() -> int:
 
 def enter_network(path: str) -> None:
     """Move this thread, and threads that it starts later, into the network namespace at ``path``."""
+    _enter(path, _CLONE_NEWNET)
+
+
+def enter_users(path: str) -> None:
+    """Move this process, which must have a single thread, into the user namespace at ``path``, unless it is in it."""
+    if os.readlink(path) == os.readlink("/proc/self/ns/user"):
+        return
+    _enter(path, _CLONE_NEWUSER)
+
+
+def _enter(path: str, kind: int) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check(_libc().setns(descriptor, _CLONE_NEWNET), "setns")
+        _check(_libc().setns(descriptor, kind), "setns")
     finally:
         os.close(descriptor)
 
@@ -236,6 +248,13 @@ def run_isolated(parent: str, *command: str) -> None:
     os.execv(command[0], command)
 
 
+def run_in_network(network: str, users: str, *command: str) -> None:
+    """Run ``command`` in place of this process, in the network namespace and the user namespace at these paths."""
+    enter_users(users)
+    enter_network(network)
+    os.execv(command[0], command)
+
+
 def find_missing() -> str | None:
     """Try what the relay needs; return a sentence on what the kernel or its configuration forbids; None if nothing."""
     try:
@@ -269,5 +288,7 @@ def _remedy() -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         run_isolated(*sys.argv[2:])
+    elif sys.argv[1] == "enter":
+        run_in_network(*sys.argv[2:])
     else:
         print(find_missing() or "")

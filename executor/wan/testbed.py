@@ -23,7 +23,7 @@ _CONTROL = 1
 _MOST_HOSTS = 1 << 16
 
 # Environment variable of the ranks: paths of the network namespaces of all ranks, as a JSON list.
-_NETWORKS = "ROPEBRIDGE_NETWORKS"
+NETWORKS = "ROPEBRIDGE_NETWORKS"
 
 # Time limit for the relay to end, after which it is killed.
 _GRACE_S = 2.0
@@ -61,7 +61,7 @@ def enter_device_network() -> None:
 
     A rank must call this before it opens a socket, since open sockets stay in the namespace in which they were opened.
     """
-    networks = os.environ.get(_NETWORKS)
+    networks = os.environ.get(NETWORKS)
     if networks is not None:
         enter_network(json.loads(networks)[int(os.environ["RANK"])])
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
@@ -90,7 +90,7 @@ def running_relay(
     networks = relay.stdout.readline()
     if not networks:
         raise RunError(f"the relay of the emulated links did not start: status {relay.wait()}")
-    os.environ[_NETWORKS] = networks
+    os.environ[NETWORKS] = networks
     is_over = threading.Event()
 
     def report_end() -> None:

@@ -31,8 +31,8 @@ _MOST_OF_A_PATH = 200
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "clusters", "data", "diloco", "executor", "fidelity", "jobs", "planner", "profile"),
-    *("recovery", "report", "schedules", "simulator", "sweep"),
+    *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "executor", "faults", "fidelity", "jobs"),
+    *("planner", "profile", "recovery", "report", "schedules", "simulator", "strangers", "sweep"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.
 EXTRAS = {
@@ -102,9 +102,15 @@ def bench(
     keep: Annotated[
         Path | None, typer.Option("--keep", help="fidelity: folder of the runs; those that it has are not repeated.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="clusters: number of random clusters.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", min=1, help="Number of random clusters, of faults' trials or strangers; busy: minutes."
+        ),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="clusters: seed of the first one; another each time if absent.")
+        int | None,
+        typer.Option("--seed", min=0, help="clusters, faults: seed of the first one; another each time if absent."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,6 +15,9 @@ from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.execution.separate_training import measure_separate_training
+from experiments.benches.faults.busy import measure_busy
+from experiments.benches.faults.faults import measure_faults
+from experiments.benches.faults.slowing import measure_strangers
 from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.clusters import measure_clusters
@@ -37,10 +40,18 @@ from traces.common.errors import InputError, find_by_name
 
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
+# Benches that take a number of cases, and the seed of the first one.
+COUNTED = {
+    "busy": measure_busy,
+    "clusters": measure_clusters,
+    "faults": measure_faults,
+    "strangers": measure_strangers,
+}
+
 BENCHES: Mapping[str, Bench] = {
+    **COUNTED,
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
-    "clusters": measure_clusters,
     "data": measure_data,
     "diloco": measure_separate_training,
     "executor": measure_executor,
@@ -71,8 +82,7 @@ def bench(
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
     model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
-    bench ``fidelity`` takes ``kept``, the folder of its runs. Only bench ``clusters`` takes ``count`` and ``seed``, the
-    number of clusters and the seed of the first one.
+    bench ``fidelity`` takes ``kept``, the folder of its runs. Only those of `COUNTED` take ``count`` and ``seed``.
 
     Raises:
         InputError: There is no such bench, or an option is given that belongs to another bench.
@@ -86,14 +96,15 @@ def bench(
         raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
     if refit and name != "accuracy":
         raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
-    if (count, seed) != (None, None) and name != "clusters":
-        raise InputError(f"bench '{name}' draws no clusters", where="bench", valid="leave out --count and --seed")
+    if (count, seed) != (None, None) and name not in COUNTED:
+        advice = f"leave out --count and --seed, which {', '.join(COUNTED)} take"
+        raise InputError(f"bench '{name}' has its own cases", where="bench", valid=advice)
     if name == "accuracy":
         result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
     elif kept is not None:
         result = measure_fidelity(quick, tell, kept)
-    elif name == "clusters":
-        result = measure_clusters(quick, tell, count, seed)
+    elif name in COUNTED:
+        result = COUNTED[name](quick, tell, count, seed)
     else:
         result = chosen(quick, tell)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())

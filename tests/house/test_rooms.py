@@ -72,6 +72,7 @@ ROOMS = [
     "experiments/benches/simulation",
     "experiments/benches/fidelity",
     "experiments/benches/execution",
+    "experiments/benches/faults",
     "experiments/benches/sailor",
     "experiments/benches/planning",
     "experiments/reproductions",

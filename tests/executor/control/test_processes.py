@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes.process_watch import (
-    PATIENCE_S,
-    left_behind,
-    marked_processes,
-    processes_of,
-    started,
-    wait_until,
-)
+from experiments.benches.faults.processes import marked_processes
+from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until
 
 PACED = ["run", "two-regions", "--strategy=megatron", "--compute", "paced"]
 RUN = [*PACED, "--emulate-wan", "--steps", "500"]

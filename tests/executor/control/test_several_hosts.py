@@ -19,13 +19,13 @@ import yaml
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.training.device import cpu_name, gpu_names
+from experiments.benches.faults.processes import MARK, marked_processes
 from planner.runs.metrics import step_ends_s
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member
 from tests.helpers.processes.blows import await_step
 from tests.helpers.processes.command import COMMAND, ropebridge
-from tests.helpers.processes.process_watch import MARK, marked_processes
 from tests.helpers.processes.training import assert_trained, chain, train_in_one_process
 from traces.common.errors import InputError, RunError
 

@@ -10,17 +10,10 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.core.subprocesses import ForkedProcess
+from experiments.benches.faults.processes import marked_processes, places_listened_at
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
-from tests.helpers.processes.process_watch import (
-    PATIENCE_S,
-    left_behind,
-    marked_processes,
-    places_listened_at,
-    processes_of,
-    started,
-    wait_until,
-)
+from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until
 from tests.helpers.processes.strangers import WAYS, attack
 
 # Over emulated links a step takes longer than the messages on the way, some 60 ms.

@@ -21,10 +21,11 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.core.liveness import beat_path
+from experiments.benches.faults.processes import MARK, marked_processes
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
 from planner.systems.auto.policy import AutoPolicy
-from tests.helpers.processes.process_watch import MARK, left_behind, marked_processes, wait_until
+from tests.helpers.processes.process_watch import left_behind, wait_until
 from tests.helpers.processes.training import GPT, assert_trained, hybrid_plan, train_in_one_process, training_scenario
 from traces.generators.presets import preset
 from traces.trace import LinkTrace

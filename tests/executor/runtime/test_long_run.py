@@ -16,10 +16,11 @@ from executor.backend import TorchBackend
 from executor.core.job import ComputeMode, EmulatorChoice
 from executor.rank.telemetry import ResourceSample, read_samples
 from executor.wan.testbed import missing
+from experiments.benches.faults.processes import MARK, marked_processes
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
-from tests.helpers.processes.process_watch import MARK, left_behind, marked_processes, wait_until
+from tests.helpers.processes.process_watch import left_behind, wait_until
 from tests.helpers.processes.training import GPT, hybrid_plan, training_scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from experiments.benches.faults.processes import marked_processes
 from experiments.scenarios import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.table import RUN_METRICS
 from tests.helpers.processes.command import COMMAND, ropebridge
-from tests.helpers.processes.process_watch import marked_processes, started, wait_until
+from tests.helpers.processes.process_watch import started, wait_until
 from traces.common.errors import InputError
 
 SWEEP = """

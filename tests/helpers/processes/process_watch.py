@@ -2,33 +2,17 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from experiments.benches.faults.processes import MARK, marked_processes, places_listened_at
 from tests.helpers.processes.command import COMMAND
 
-MARK = "ROPEBRIDGE_TEST_MARK"
 PATIENCE_S = 60.0
-
-
-def marked_processes(mark: str) -> dict[int, str]:
-    """Processes that have inherited the mark, with their command lines."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                # A rank is forked from its agent, and has that one's command line.
-                forked = (folder / "comm").read_text().startswith("rank ")
-                found[int(folder.name)] = "python -m executor.rank.worker " if forked else command
-        except OSError:
-            continue
-    return found
 
 
 def processes_of(module: str, mark: str) -> list[int]:
@@ -87,30 +71,3 @@ def left_behind(tmp_path: Path) -> list[Path]:
 def addresses_listened_at(mark: str) -> set[str]:
     """Where marked processes wait for connections: IPv4 addresses, and IPv6 ones as the kernel's table has them."""
     return {address for address, _ in places_listened_at(mark)}
-
-
-def places_listened_at(mark: str) -> set[tuple[str, int]]:
-    """Likewise, with the ports."""
-    held = {link for pid in marked_processes(mark) for link in _sockets_of(pid)}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in held:
-                host, _, port = fields[1].partition(":")
-                address = socket.inet_ntoa(bytes.fromhex(host)[::-1]) if table == "tcp" else host
-                found.add((address, int(port, 16)))
-    return found
-
-
-_LISTENING = "0A"
-
-
-def _sockets_of(pid: int) -> Iterator[str]:
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return
-    for link in links:
-        with suppress(OSError):
-            yield os.readlink(link)

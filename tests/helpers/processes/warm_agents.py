@@ -25,7 +25,7 @@ from executor.control.node_agent import start_agent
 from executor.core.job import JobFolder
 from executor.core.subprocesses import environment, python_environment, run_and_exit
 from executor.wan.linux import leave_network
-from tests.helpers.processes.process_watch import MARK
+from experiments.benches.faults.processes import MARK
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 20

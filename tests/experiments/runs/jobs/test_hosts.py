@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.execution.job_queue import measure_jobs
+from experiments.benches.faults.processes import marked_processes
 from experiments.runs.jobs.attempt import MODULE, LossFile
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
@@ -24,7 +25,6 @@ from tests.helpers.processes.command import COMMAND, ropebridge
 from tests.helpers.processes.process_watch import (
     addresses_listened_at,
     left_behind,
-    marked_processes,
     processes_of,
     started_process,
     wait_until,
