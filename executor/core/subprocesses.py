@@ -1,6 +1,7 @@
 """Functions for the processes of a job: their environment, forks, and how they end together with their parent."""
 
 import ctypes
+import gc
 import os
 import signal
 import stat
@@ -170,6 +171,9 @@ def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], lo
     written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, standard in ((nothing, 0), (written, 1), (written, 2)):
         os.dup2(descriptor, standard)
+    # Files of the other process that nothing refers to any more must never be collected here: each would close the
+    # descriptor of its number, which by then belongs to another file.
+    gc.freeze()
     # Otherwise the agent's connections would stay open after the agent's end.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.update(variables)

@@ -221,9 +221,11 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == "270 points"
-    assert "cannot be written" in done.stderr.splitlines()[-1]
-    assert len(done.stderr.splitlines()) == 2
+    # A busy machine also gets lines of progress.
+    said = [line for line in done.stderr.splitlines() if " of 270 points, " not in line]
+    assert said[0] == "270 points"
+    assert "cannot be written" in said[1]
+    assert len(said) == 2
     before = len(read_outcomes(out / "log"))
     assert 25 < before < 270
     assert carried_out(path, "-o", out, "-j", 2)["carried_out"] == 270 - before
