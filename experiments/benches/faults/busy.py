@@ -35,8 +35,8 @@ def measure_busy(
     Args:
         quick: Whether to train for one minute.
         tell: Function that shows progress.
-        count: Minutes; None for the bench's own number.
-        seed: Not used: nothing is drawn.
+        count: Number of minutes; None for the bench's own number.
+        seed: Without effect, since nothing is drawn.
     """
     minutes = count or (QUICK_MINUTES if quick else MINUTES)
     with _busy_cores() as others:

@@ -34,7 +34,7 @@ COUNT, QUICK_COUNT = 100, 4
 # a cut TCP tries again ever more rarely, so that it takes as long again until bytes flow.
 _TIMES, _MORE_S, _TIMES_CUT = 4.0, 90.0, 3.0
 
-# How often a trial is carried out until all its blows have struck.
+# How often a trial is carried out until all its strikes have struck.
 _ATTEMPTS = 3
 
 _RESUMED = re.compile(r"resumed from the checkpoint of step (\d+)")
@@ -92,7 +92,7 @@ def measure_faults(
 
 
 def _carried_out(trial: Trial, usual: dict[tuple[str, int], Usual]) -> Row:
-    """Carry out a trial until all its blows have struck: a run may be over sooner than others of its place were."""
+    """Carry out a trial until all its strikes have struck: a run may be over sooner than others of its place were."""
     place = (trial.case.where, trial.case.places)
     if place not in usual:
         usual[place] = _usual(*place)
@@ -109,11 +109,11 @@ def carry_out(trial: Trial, usual: Usual) -> Row:
     """Carry out a trial, whose instants are shares of the ``usual`` time; return its row."""
     before = networks()
     cuts = []
-    for blow in trial.blows:
-        if blow.kind == CUT:
+    for strike in trial.strikes:
+        if strike.kind == CUT:
             # On one host no link is cut before second 0 of the run, at which its links begin.
-            at_s = blow.at * usual.whole_s - (0.0 if trial.case.hosts else usual.origin_s)
-            cuts.append((max(0.0, at_s), max(0.0, at_s) + blow.lasts_s))
+            at_s = strike.at * usual.whole_s - (0.0 if trial.case.hosts else usual.origin_s)
+            cuts.append((max(0.0, at_s), max(0.0, at_s) + strike.lasts_s))
     with TemporaryDirectory(prefix="ropebridge-bench-") as folder, Running(trial.case, Path(folder), cuts) as running:
         how, wrong, ends = _struck(trial, running, usual)
         steps, difference = STEPS, float("inf")
@@ -133,8 +133,8 @@ def carry_out(trial: Trial, usual: Usual) -> Row:
         "where": f"{case.places} hosts" if case.hosts else case.where,
         "plans": f"{case.shape}, {case.policy}",
         "optimizer": case.optimizer,
-        "blows": "; ".join(map(str, trial.blows)),
-        "missed": len(trial.blows) - len(ends[0].struck),
+        "strikes": "; ".join(map(str, trial.strikes)),
+        "missed": len(trial.strikes) - len(ends[0].struck),
         "end": how,
         "said": ends[0].said.strip().splitlines()[-1][:200] if how != "trained on" and ends[0].said.strip() else "",
         "took_s": sum(end.took_s for end in ends),
@@ -146,16 +146,16 @@ def carry_out(trial: Trial, usual: Usual) -> Row:
 
 
 def _struck(trial: Trial, running: Running, usual: Usual) -> tuple[str, str, list[Ended]]:
-    """Carry out a run with its blows, and go on if it has ended; return how it ended, what is wrong, and all ends."""
-    lasts_s = sum(blow.lasts_s * (_TIMES_CUT if blow.kind == CUT else 1.0) for blow in trial.blows)
+    """Carry out a run with its strikes, and go on if it has ended; return how it ended, what is wrong, and all ends."""
+    lasts_s = sum(strike.lasts_s * (_TIMES_CUT if strike.kind == CUT else 1.0) for strike in trial.strikes)
     limit_s = _TIMES * usual.whole_s + lasts_s + _MORE_S
-    first = running.carry_out(trial.blows, usual.whole_s, limit_s)
+    first = running.carry_out(trial.strikes, usual.whole_s, limit_s)
     ends = [first]
     if first.is_late:
         return "it hangs", f"it did not end in {limit_s:.0f} s: {first.said.strip()[-300:]}", ends
     if first.status == 0:
         return "trained on", "", ends
-    killed = any(blow.target == LAUNCHER and blow.kind == "kill" for blow in first.struck)
+    killed = any(strike.target == LAUNCHER and strike.kind == "kill" for strike in first.struck)
     if not (killed and first.status < 0):
         plans = [trial.case.plan, *(plan for _, plan in trial.case.moves)]
         wrong = untrue(first.said, first.struck, plans)

@@ -15,7 +15,7 @@ from executor.backend import TorchBackend
 from experiments.benches.execution.equal_training import parameter_difference
 from experiments.benches.faults.case import STEPS, Case
 from experiments.benches.faults.moves import Moves, MovingPolicy
-from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, RELAY, STOP, Blow
+from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, RELAY, STOP, Strike
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.event import EventKind
 from planner.files.plan import parse_plan, plan_json
@@ -30,7 +30,7 @@ MOST_DIFFERENCE = 1e-6
 _REPEATS = 5
 
 _NO_COPY = r"lost devices (?P<devices>.*): no remaining device has a copy of the layers (?P<layers>[\d, ]+),"
-# What a run may say when it ends, and the blows of which one must have struck for it to be true.
+# What a run may say when it ends, and the strikes of which one must have struck for it to be true.
 _TRUTHS: Mapping[str, Collection[str]] = {
     _NO_COPY: (KILL, STOP, CUT),
     r"all ranks are lost, and with them all copies": (KILL, STOP, CUT),
@@ -52,12 +52,12 @@ class Trained:
     parameters: Mapping[str, torch.Tensor]
 
 
-def untrue(said: str, struck: Sequence[Blow], plans: Sequence[Plan]) -> str:
+def untrue(said: str, struck: Sequence[Strike], plans: Sequence[Plan]) -> str:
     """Return what is wrong with the words with which a run has ended; empty if they are true.
 
     Args:
-        said: The words.
-        struck: The blows that have hit the run.
+        said: The last words of the run.
+        struck: The strikes that have hit the run.
         plans: The plans that the run may have had.
     """
     if "Traceback" in said:
@@ -65,7 +65,7 @@ def untrue(said: str, struck: Sequence[Blow], plans: Sequence[Plan]) -> str:
     for pattern, causes in _TRUTHS.items():
         if (found := re.search(pattern, said)) is None:
             continue
-        if not {word for blow in struck for word in (blow.kind, blow.target)} & {*causes}:
+        if not {word for strike in struck for word in (strike.kind, strike.target)} & {*causes}:
             return f"it says what did not happen: {found[0]}"
         if pattern == _NO_COPY:
             return _untrue_layers(found["devices"].split(", "), found["layers"], plans)

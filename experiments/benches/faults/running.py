@@ -16,14 +16,17 @@ from typing import Any, Self
 
 import yaml
 
+from executor.core.job import RunConfig, rank_devices
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun
+from executor.deploy.deployment import Bundle
+from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.wan.testbed import INTERFACE, device_address
 from experiments.benches.faults.case import CHECKPOINT_EVERY, Case
 from experiments.benches.faults.hosts import EmulatedHosts
 from experiments.benches.faults.moves import policy_file
 from experiments.benches.faults.processes import MARK, await_end, fill_disk, parts_of_run
-from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, LAUNCHER, STOP, Blow
+from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, LAUNCHER, STOP, Strike
 from planner.files.plan import write_plan
 
 _POLL_S = 0.02
@@ -41,7 +44,7 @@ class Ended:
         status: Exit status of the launcher; minus the number of the signal that ended it.
         said: Standard error of the launcher.
         took_s: Seconds from the launch to the end.
-        struck: The blows that have found their target.
+        struck: The strikes that have found their target.
         left: What has outlived the command: processes, and files in its temporary folder.
         is_late: Whether the launcher was ended because it did not end by itself.
     """
@@ -49,7 +52,7 @@ class Ended:
     status: int
     said: str
     took_s: float
-    struck: tuple[Blow, ...]
+    struck: tuple[Strike, ...]
     left: tuple[str, ...]
     is_late: bool
 
@@ -94,7 +97,7 @@ class Running:
     """A training in a folder of its own, started as often as needed; a context manager, which leaves nothing behind.
 
     Args:
-        case: The training.
+        case: The training to strike.
         folder: An empty folder.
         cuts: Start and end of times in which no link carries anything: in run seconds on one host, in seconds from the
             first launch on several.
@@ -156,19 +159,19 @@ class Running:
         for command in self._commands.values():
             command.process.send_signal(signal.SIGINT)
 
-    def carry_out(self, blows: Sequence[Blow], whole_s: float, limit_s: float, *, resumes: bool = False) -> Ended:
+    def carry_out(self, strikes: Sequence[Strike], whole_s: float, limit_s: float, *, resumes: bool = False) -> Ended:
         """Run the training to its end, however that comes about.
 
         Args:
-            blows: The blows; their instants are shares of ``whole_s``.
+            strikes: What to do to which process, with instants as shares of ``whole_s``.
             whole_s: Seconds from the launch to the end of an undisturbed run.
             limit_s: Seconds after which the run is ended.
             resumes: Whether to go on from the newest checkpoint.
         """
-        due = [(blow.at * whole_s, blow) for blow in blows if blow.kind != CUT]
+        due = [(strike.at * whole_s, strike) for strike in strikes if strike.kind != CUT]
         waking: list[tuple[float, int]] = []
         returning: list[tuple[float, str]] = []
-        struck = [blow for blow in blows if blow.kind == CUT]
+        struck = [strike for strike in strikes if strike.kind == CUT]
         start_s = time.monotonic()
         if self._hosts is not None and not resumes:
             self._hosts.begin()
@@ -178,15 +181,15 @@ class Running:
                 self._start(name, resumes=resumes)
         head = self._commands[names[0]]
         while head.process.poll() is None and (now_s := time.monotonic() - start_s) < limit_s:
-            for at_s, blow in [each for each in due if each[0] <= now_s]:
-                target = self._strike(blow)
+            for at_s, strike in [each for each in due if each[0] <= now_s]:
+                target = self._strike(strike)
                 if target is not None:
-                    due.remove((at_s, blow))
-                    struck.append(blow)
-                    if blow.kind == STOP:
-                        waking.append((now_s + blow.lasts_s, target))
-                    elif blow.target in names[1:]:
-                        returning.append((now_s + blow.lasts_s, blow.target))
+                    due.remove((at_s, strike))
+                    struck.append(strike)
+                    if strike.kind == STOP:
+                        waking.append((now_s + strike.lasts_s, target))
+                    elif strike.target in names[1:]:
+                        returning.append((now_s + strike.lasts_s, strike.target))
             for again in [each for each in waking if each[0] <= now_s]:
                 waking.remove(again)
                 with suppress(OSError):
@@ -212,16 +215,16 @@ class Running:
         files = [path.name for path in self.scratch.iterdir()]
         return [*late, *left, *files]
 
-    def _strike(self, blow: Blow) -> int | None:
-        """Carry out a blow; return the process that it has hit, None if that is not there yet."""
-        if blow.kind == FULL_DISK:
+    def _strike(self, strike: Strike) -> int | None:
+        """Carry out a strike; return the process that it has hit, None if that is not there yet."""
+        if strike.kind == FULL_DISK:
             fill_disk(self.mark)
             return 0
-        target = self._process_of(blow.target)
+        target = self._process_of(strike.target)
         if target is None:
             return None
         try:
-            os.kill(target, signal.SIGKILL if blow.kind == KILL else signal.SIGSTOP)
+            os.kill(target, signal.SIGKILL if strike.kind == KILL else signal.SIGSTOP)
         except ProcessLookupError:
             return None
         return target
@@ -258,8 +261,6 @@ class Running:
 
     def _deploy(self, scenario: Any, policy: str) -> None:
         """Write the job, and give each host a copy."""
-        from experiments.verbs.hosts import deploy
-
         entry = {"interface": INTERFACE}
         described: dict[str, Any] = {name: dict(entry) for name in self._case.hosts}
         described[self._case.hosts[0]]["address"] = device_address(0)
@@ -267,6 +268,11 @@ class Running:
         hosts.write_text(yaml.safe_dump({"hosts": described, "arrival": "60 s"}, sort_keys=False))
         folder = str((self._folder / _CHECKPOINTS).resolve())
         run = HostedRun("real", self._case.steps, policy, 1, folder, CHECKPOINT_EVERY, on_this_device=True)
-        deploy(scenario, self._case.plan, run, "torchrun", hosts, self._folder / "job-1", submits=False)
+        adapts = policy != "none"
+        known = RunConfig(run.compute, run.steps, "none", adapts, backup_every=run.backup_every, spread=True)
+        devices = rank_devices(scenario, self._case.plan, known)
+        parts = hosts_of(read_hosts_file(hosts), scenario.cluster, devices, str(hosts))
+        # One key for all hosts.
+        Bundle(scenario, self._case.plan, run, parts).write(self._folder / "job")
         for name in self._case.hosts:
-            shutil.copytree(self._folder / "job-1" / "job", self._folder / name / "job")
+            shutil.copytree(self._folder / "job", self._folder / name / "job")

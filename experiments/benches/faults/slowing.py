@@ -46,7 +46,7 @@ def measure_strangers(
         quick: Whether to let them come less often.
         tell: Function that shows progress.
         count: How often they come; None for the bench's own number.
-        seed: Not used: nothing is drawn.
+        seed: Without effect, since nothing is drawn.
     """
     rounds = count or (QUICK_ROUNDS if quick else ROUNDS)
     case = Case("line", "none", "momentum", "shaper", 2, _STEPS)

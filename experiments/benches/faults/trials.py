@@ -1,4 +1,4 @@
-"""Trials drawn at random: a training, and one to three blows at instants from the launch to the end."""
+"""Trials drawn at random: a training, and one to three strikes at instants from the launch to the end."""
 
 import math
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ _RANK_SHARE, _AT_ONCE_SHARE = 0.7, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """A blow to a process of a run, to its links or to its disk.
+class Strike:
+    """A strike to a process of a run, to its links or to its disk.
 
     Attributes:
         kind: `KILL`, `STOP`, `CUT` or `FULL_DISK`.
@@ -42,11 +42,11 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A training and the blows to it; ``number`` is the seed that it is drawn from."""
+    """A training and the strikes to it; ``number`` is the seed that it is drawn from."""
 
     number: int
     case: Case
-    blows: tuple[Blow, ...]
+    strikes: tuple[Strike, ...]
 
 
 def draw(number: int, wheres: Sequence[str]) -> Trial:
@@ -58,16 +58,16 @@ def draw(number: int, wheres: Sequence[str]) -> Trial:
     policy = chance.choice(POLICIES[:2] if shape == "pipelines" else POLICIES)
     optimizer = "momentum" if policy == "asteroid-replay" else chance.choice(["momentum", "adamw"])
     case = Case(shape, policy, optimizer, where, chance.choice(list(PLACES)))
-    blows = [_blow(chance, case) for _ in range(chance.choice([1, 1, 1, 2, 2, 3]))]
-    return Trial(number, case, tuple(_at(each, blows[0].at, chance) for each in blows))
+    strikes = [_strike(chance, case) for _ in range(chance.choice([1, 1, 1, 2, 2, 3]))]
+    return Trial(number, case, tuple(_at(each, strikes[0].at, chance) for each in strikes))
 
 
-def _at(blow: Blow, first: float, chance: Random) -> Blow:
+def _at(strike: Strike, first: float, chance: Random) -> Strike:
     at_once = chance.random() < _AT_ONCE_SHARE
-    return Blow(blow.kind, blow.target, first if at_once else blow.at, blow.lasts_s)
+    return Strike(strike.kind, strike.target, first if at_once else strike.at, strike.lasts_s)
 
 
-def _blow(chance: Random, case: Case) -> Blow:
+def _strike(chance: Random, case: Case) -> Strike:
     # Messages that the shaper holds back have no links that could be cut.
     kinds = {kind: weight for kind, weight in _KINDS.items() if kind != CUT or case.where != "shaper"}
     (kind,) = chance.choices(list(kinds), list(kinds.values()))
@@ -78,7 +78,7 @@ def _blow(chance: Random, case: Case) -> Blow:
         lasts_s = math.exp(chance.uniform(math.log(least_s), math.log(most_s)))
     else:
         lasts_s = chance.uniform(0.0, _BACK_S)
-    return Blow(kind, target, chance.random(), lasts_s)
+    return Strike(kind, target, chance.random(), lasts_s)
 
 
 def _target(chance: Random, case: Case) -> str:

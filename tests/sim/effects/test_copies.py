@@ -1,11 +1,14 @@
 """Copies between GPU and host: by closed formulas, in the evaluators and the simulator, and nothing without them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.events.event import Event
+from planner.events.event import in_order as events_in_order
 from planner.plan.plan import Plan
 from planner.scenario.effects import NetworkEffects, TransportEffects
 from planner.scenario.scenario import Scenario
@@ -17,6 +20,14 @@ from tests.helpers.strategies.run_strategies import chains, in_order, on_shared_
 
 SIZE_BYTES, MICROBATCHES = 1000, 6
 SECONDS = st.floats(0.01, 4)
+
+
+def rounded(events: Iterable[Event]) -> list[Event]:
+    """Return the events in order, without the time of an immediate copy, which at second 0 is seen."""
+    return events_in_order(
+        replace(each, start_s=round(each.start_s, 12), end_s=round(each.end_s, 12), arrived_s=round(each.arrived_s, 12))
+        for each in events
+    )
 
 
 def with_copies(scenario: Scenario, copy_bps: float) -> Scenario:
@@ -79,4 +90,4 @@ def test_they_agree_on_shared_links(case: tuple[Scenario, Plan], copy_bps: float
 def test_a_run_without_copies_and_one_with_immediate_copies_have_equal_logs(case: tuple[Scenario, Plan]) -> None:
     scenario, plan = case
     log = run(scenario, plan, 2).events
-    assert list(run(with_copies(scenario, 1e300), plan, 2).events) == list(log)
+    assert rounded(run(with_copies(scenario, 1e300), plan, 2).events) == rounded(log)
