@@ -5,10 +5,14 @@ is the number of steps of the receiver whose updates had reached the sender when
 the update sums.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from heapq import merge
+from operator import attrgetter
 
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
@@ -51,9 +55,9 @@ class AsyncUpdates:
         # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
         # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
-        self._arrivals_s: list[list[float]] = [[] for _ in edges]
-        self._begun_s: defaultdict[str, list[float]] = defaultdict(list)
-        self._ended_s: defaultdict[str, list[float]] = defaultdict(list)
+        self._arrivals_s = [array("d") for _ in edges]
+        self._begun_s = defaultdict[str, "array[float]"](_no_times)
+        self._ended_s = defaultdict[str, "array[float]"](_no_times)
         # Departure of an edge's last update; and of the last one of earlier epochs, whose network is another object.
         self._departed_s = [0.0] * len(edges)
         self._free_s = [0.0] * len(edges)
@@ -125,13 +129,10 @@ class AsyncUpdates:
         times_s = (message.ready_s, message.departed_s)
         return Event(EventKind.SEND, *place, UPDATE_ACTION, *times_s, edge.size_bytes, arrived_s=message.arrived_s)
 
-    def events(self) -> list[Event]:
-        """Return an event for each update that was applied, with its staleness."""
-        return [
-            self._event(edge, exchange)
-            for edge, arrivals_s in enumerate(self._arrivals_s)
-            for exchange in range(len(arrivals_s))
-        ]
+    def events(self) -> Iterator[Event]:
+        """Return an event for each update that was applied, with its staleness, in the order of arrival."""
+        edges = (map(partial(self._event, edge), range(len(times))) for edge, times in enumerate(self._arrivals_s))
+        return merge(*edges, key=attrgetter("start_s"))
 
     def _allowed_s(self, step: int, actor: int) -> float | None:
         """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
@@ -168,6 +169,10 @@ class AsyncUpdates:
             if (other.sender, other.receiver, other.fragment) == (edge.receiver, edge.sender, edge.fragment)
         ]
         return min(found, default=0)
+
+
+def _no_times() -> "array[float]":
+    return array("d")
 
 
 def _bound(synchronisation: Synchronisation) -> int | None:

@@ -78,6 +78,23 @@ class BackupFlows:
         found = newest_complete(self._copies.values(), self._layers, last)
         return self._first_step if found is None else found
 
+    def forget(self, unfinished: int) -> None:
+        """Drop what is not needed any more once all devices have finished the steps before ``unfinished``.
+
+        If all copies before a step have arrived, each device has at least as many layers in them as in earlier ones,
+        since those between two devices arrive in order.
+        """
+        for step in [step for step in self._is_due if step < unfinished]:
+            del self._is_due[step]
+            self._begun_s.pop(step, None)
+        complete = [step for step, count in self._missing.items() if step < unfinished and not count]
+        for step in complete:
+            for copies in self._copies.values():
+                for older in [each for each in copies if each < step]:
+                    del copies[older]
+            if step < max(complete):
+                del self._missing[step]
+
     def _keep(self, device: str, step: int, layers: Iterable[int]) -> None:
         copies = self._copies[device]
         copies[step] = copies.get(step, frozenset()).union(layers)

@@ -226,6 +226,7 @@ class EpochRun:
             return
         self._engine.forget(step.number)
         decision = self.gate.finish(step.number, self._recorder.finish(step), over_s)
+        self._backups.forget(self.gate.next_step)
         if decision is not None:
             self._recorder.decide(decision, over_s)
         if adapts:

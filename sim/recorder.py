@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from planner.adapt.observation import PROBE_BYTES, probe_turn
 from planner.adapt.policy import Decision
 from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.file import PART_ROWS, EventFile, EventSpool
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog
 from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
@@ -25,23 +26,28 @@ class Recorder:
 
     Args:
         probes: Whether each step probes its paths, as in the executor (`planner.adapt.observation`).
+        spool: Takes the events, so that they need not stay in memory; None to keep them.
     """
 
-    def __init__(self, devices: Sequence[str], *, probes: bool = False) -> None:
+    def __init__(self, devices: Sequence[str], *, probes: bool = False, spool: EventSpool | None = None) -> None:
         self._has_probes = probes
+        self._spool = spool
         # By path, as the product of its devices' numbers: the first step that used it.
         self._first_step: dict[int, int] = {}
         self._unobserved: list[Event] = []
         actions = [*(str(kind) for kind in KINDS), SYNC_ACTION, UPDATE_ACTION, PROBE_ACTION]
         self._names = tuple(dict.fromkeys([*EventKind, *actions, *devices, ""]))
-        self._number = {name: number for number, name in enumerate(self._names)}
+        # Names that only single events have come last.
+        self._number = {str(name): number for number, name in enumerate(self._names)}
         self._action = np.array([self._number[name] for name in actions], np.int64)
         self._parts: list[Columns] = []
         self._others: list[Event] = []
+        self._rows = 0
 
     def add(self, event: Event) -> None:
         """Record an event that is not part of a step's graph."""
         self._others.append(event)
+        self._count(1)
         if event.kind in (EventKind.BACKUP, EventKind.MIGRATE):
             self._unobserved.append(event)
 
@@ -53,7 +59,7 @@ class Recorder:
     def finish(self, step: StepRun) -> Iterable[Event]:
         """Record a finished step; return its events, and the backups and migrations since the last finished step."""
         events, others = self._events(step), self._unobserved
-        self._parts.append(events.columns)
+        self.keep(events)
         self._unobserved = []
         return chain(events, others) if others else events
 
@@ -72,16 +78,34 @@ class Recorder:
     def keep(self, events: EventLog) -> None:
         """Record events that `until` returned."""
         self._parts.append(events.columns)
+        self._count(len(events))
 
-    def log(self) -> EventLog:
+    def log(self) -> EventLog | EventFile:
         """Return all events in order."""
+        columns = self._collected()
+        if self._spool is None:
+            return EventLog(tuple(self._number), columns).in_order()
+        if len(columns["start_s"]):
+            self._spool.append(columns)
+        return self._spool.sort(tuple(self._number))
+
+    def _count(self, rows: int) -> None:
+        """Count new events, and hand all collected ones to the spool if they are many."""
+        self._rows += rows
+        if self._spool is not None and self._rows >= PART_ROWS:
+            self._spool.append(self._collected())
+            self._rows = 0
+
+    def _collected(self) -> Columns:
+        """Return the events that have been collected, and collect from the beginning."""
         others = EventLog.from_events(self._others)
-        names = tuple(dict.fromkeys([*self._names, *others.names]))
-        number = np.array([names.index(name) for name in others.names], np.int64)
+        number = np.array([self._number.setdefault(name, len(self._number)) for name in others.names], np.int64)
         columns: Columns = dict(others.columns)
         if len(others):
             columns |= {field: number[others.columns[field]] for field in TEXTS}
-        return EventLog(names, _join([*self._parts, columns])).in_order()
+        joined = _join([*self._parts, columns])
+        self._parts, self._others = [], []
+        return joined
 
     def _events(self, step: StepRun) -> EventLog:
         parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]

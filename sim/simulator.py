@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
+from pathlib import Path
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Decision, Policy
@@ -10,6 +11,7 @@ from planner.check import check_plan
 from planner.check.paths import check_traces_last
 from planner.cost.synchronisation import update_edges
 from planner.events.event import fault_events
+from planner.events.file import EventFile, EventSpool
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
@@ -30,11 +32,14 @@ class Simulator:
             finished.
         backup_every: Number of steps between copies of the state that devices send to others, as in a real run with
             ``--backup-every``; 0 for no copies.
+        file: File to write the events to while the run goes on; the record then reads them from there. None to keep
+            them in memory.
     """
 
-    def __init__(self, duration_s: float = math.inf, backup_every: int = 0) -> None:
+    def __init__(self, duration_s: float = math.inf, backup_every: int = 0, file: Path | None = None) -> None:
         self._duration_s = duration_s
         self._backup_every = backup_every
+        self._file = file
 
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
         """Simulate ``steps`` training steps, or only those that start before ``duration_s``.
@@ -49,7 +54,8 @@ class Simulator:
             check_traces_last(scenario, plan, steps)
         adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
         stop = StopCondition(steps, self._duration_s)
-        events = Run(scenario, plan, adaptation, stop, self._backup_every).run()
+        spool = EventSpool(self._file) if self._file is not None else None
+        events = Run(scenario, plan, adaptation, stop, self._backup_every, spool).run()
         decisions = tuple(adaptation.decisions) if adaptation is not None else ()
         return RunRecord("simulated", scenario, plan, events, decisions)
 
@@ -65,10 +71,17 @@ class Run:
     Args:
         adaptation: Decides the plans of later steps; None if all steps have the same plan.
         backup_every: Number of steps between copies of the state; 0 for no copies.
+        spool: Takes the events; None to keep them in memory.
     """
 
     def __init__(
-        self, scenario: Scenario, plan: Plan, adaptation: Adaptation | None, stop: StopCondition, backup_every: int
+        self,
+        scenario: Scenario,
+        plan: Plan,
+        adaptation: Adaptation | None,
+        stop: StopCondition,
+        backup_every: int,
+        spool: EventSpool | None,
     ) -> None:
         self._faults = scenario.faults
         self._scenario = replace(scenario, faults=with_ended_hangs(self._faults)) if backup_every else scenario
@@ -77,11 +90,11 @@ class Run:
         self._stop = stop
         self._backup_every = backup_every
         devices = [device.name for device in scenario.cluster.devices]
-        self._recorder = Recorder(devices, probes=adaptation is not None)
+        self._recorder = Recorder(devices, probes=adaptation is not None, spool=spool)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
         self._updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, stop.steps)
 
-    def run(self) -> EventLog:
+    def run(self) -> EventLog | EventFile:
         """Return all events of the run.
 
         Raises:
@@ -93,7 +106,7 @@ class Run:
                 self._scenario, epoch, self._policy, self._stop, self._recorder, self._updates, self._backup_every
             )
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
-        for event in (*self._updates.events(), *fault_events(self._faults, epoch_run.now_s)):
+        for event in chain(self._updates.events(), fault_events(self._faults, epoch_run.now_s)):
             self._recorder.add(event)
         return self._recorder.log()
 

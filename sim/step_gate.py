@@ -110,7 +110,8 @@ class StepGate:
     Attributes:
         end_step: Index after the last step of the epoch.
         known_steps: Index after the last step whose plan is known.
-        known_s: When the plan of a step was known, seconds of the run, by step; the steps of an epoch's start lack it.
+        known_s: When the plan of an unfinished step was known, seconds of the run, by step; the steps of an epoch's
+            start lack it.
         next_step: First step that not every actor has finished.
         unfinished: Number of actors that have reached neither the end of the epoch nor a step after the run's end.
     """
@@ -179,6 +180,7 @@ class StepGate:
         decision = self._policy.finish_step(step, events, known_away(self._absences, over_s), over_s)
         if decision is not None:
             self._end_before_next_epoch()
+        self.known_s.pop(step, None)
         self.known_s[step + DECISION_LAG_STEPS] = self._policy.known_s
         self.known_steps = step + DECISION_LAG_STEPS + 1
         return decision

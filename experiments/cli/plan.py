@@ -99,13 +99,18 @@ def simulate(
 ) -> None:
     """Simulate the training with a plan. Example: ropebridge simulate cloud-edge-end --policy depth."""
     from experiments.runs.carry_out import bounded, carry_out, present
+    from experiments.runs.folder import EVENTS
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from sim.simulator import Simulator
 
     count, duration_s = bounded(steps, duration)
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
-    record = carry_out(chosen, planned, policy, count, output, lambda _: Simulator(duration_s, backup_every))
+
+    def simulator(folder: Path | None) -> Simulator:
+        return Simulator(duration_s, backup_every, None if folder is None else folder / EVENTS)
+
+    record = carry_out(chosen, planned, policy, count, output, simulator)
     say(present(record, as_json))
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
-from planner.events.event import read_events, write_events
+from planner.events.event import write_events
+from planner.events.file import EventFile
 from planner.files.documents import read_json, read_lines
 from planner.files.effects import network_name
 from planner.files.plan import decision_json, parse_decision, read_plan, write_plan
@@ -24,6 +25,9 @@ from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import Interruption, RealNetwork, RunRecord
 from traces.common.errors import InputError, RunError
+
+# File of the events, which a simulation writes while it runs.
+EVENTS = "events.parquet"
 
 # File of the squared gradient norms of each step, if they were measured.
 _NORMS = "gradient-noise.jsonl"
@@ -117,7 +121,8 @@ def write_record(record: RunRecord, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         write_resolved_scenario(record.scenario, folder / "scenario.json")
         write_plan(record.plan, folder / "plan.json")
-        write_events(record.events, folder / "events.parquet")
+        if not (isinstance(record.events, EventFile) and record.events.path == folder / EVENTS):
+            write_events(record.events, folder / EVENTS)
         (folder / "decisions.jsonl").write_text("".join(json.dumps(decision) + "\n" for decision in decisions))
         if norms:
             (folder / _NORMS).write_text("".join(json.dumps(each) + "\n" for each in norms))
@@ -127,7 +132,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """Return the run in a folder.
+    """Return the run in a folder. Its events are read when they are used, part by part.
 
     Raises:
         InputError: The folder does not hold a run.
@@ -141,7 +146,7 @@ def read_record(folder: Path) -> RunRecord:
     try:
         summary = read_json(folder / "summary.json")
         decisions = tuple(parse_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
-        events = tuple(read_events(folder / "events.parquet"))
+        events = EventFile(folder / EVENTS)
         measured = read_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
         norms = tuple(_norms(json.loads(line)) for line in measured)
         backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])

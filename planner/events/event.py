@@ -82,7 +82,7 @@ PROBE_ACTION = "P"
 BACKUP_ACTION = "K"
 
 _ARROW: dict[Any, pa.DataType] = {EventKind: pa.string(), str: pa.string(), int: pa.int32(), float: pa.float64()}
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [(each.name, pa.int64() if each.name == "size_bytes" else _ARROW[each.type]) for each in fields(Event)]
 )
 
@@ -95,8 +95,8 @@ def in_order(events: Iterable[Event]) -> list[Event]:
 def to_table(events: Iterable[Event]) -> pa.Table:
     """Return the events as an Arrow table with a column per field."""
     rows = list(events)
-    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in _SCHEMA]
-    return pa.Table.from_arrays(columns, schema=_SCHEMA)
+    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in SCHEMA]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def write_events(events: Iterable[Event], path: Path) -> None:
@@ -112,7 +112,7 @@ class EventWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = pa.ipc.new_stream(pa.OSFile(str(path), "wb"), _SCHEMA)
+        self._file = pa.ipc.new_stream(pa.OSFile(str(path), "wb"), SCHEMA)
         # pyarrow imports pandas for its first array, which takes up to a second; this must not happen during the run.
         to_table([])
 
@@ -128,8 +128,7 @@ class EventWriter:
 def read_events(path: Path) -> list[Event]:
     """Return the events of a Parquet file; raise `ValueError` if another version of ropebridge has written it."""
     table = pq.read_table(path)
-    if table.schema != _SCHEMA:
-        raise ValueError(f"{path.name} has the columns {', '.join(table.schema.names)}; it is of another version")
+    check_schema(table.schema, path)
     return _events(table)
 
 
@@ -139,13 +138,19 @@ def read_event_stream(path: Path) -> list[Event]:
     with suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(pa.OSFile(str(path))) as stream:
         # Reading stops with an error at a torn part, and without one where the writer was not closed.
         parts.extend(stream)
-    return _events(pa.Table.from_batches(parts, _SCHEMA))
+    return _events(pa.Table.from_batches(parts, SCHEMA))
 
 
 def _events(table: pa.Table) -> list[Event]:
     columns = table.to_pydict()
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]
+
+
+def check_schema(schema: pa.Schema, path: Path) -> None:
+    """Raise `ValueError` if a file with this schema was written by another version of ropebridge."""
+    if schema != SCHEMA:
+        raise ValueError(f"{path.name} has the columns {', '.join(schema.names)}; it is of another version")
 
 
 ABSENT, HANGS, OUT = "absent", "hangs", "out"

@@ -1,5 +1,6 @@
 """Events stored in columns, which saves memory and time for runs with a thousand devices."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
@@ -101,11 +102,52 @@ class EventLog(Sequence[Event]):
         return self.take(np.lexsort(keys))
 
 
+class EventParts(Sequence[Event]):
+    """A sequence of events that are not in memory, but read part by part."""
+
+    @abstractmethod
+    def parts(self) -> Iterator[EventLog]:
+        """Read the events in order, as logs that all have the same names."""
+
+    def __iter__(self) -> Iterator[Event]:
+        for part in self.parts():
+            yield from part
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> EventLog: ...
+
+    def __getitem__(self, index: int | slice) -> Event | EventLog:
+        return as_log(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and as_log(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 FIELDS = tuple(field.name for field in fields(Event))
 TEXTS = frozenset({"kind", "device", "peer", "action"})
 TIMES = frozenset({"start_s", "end_s", "arrived_s", "late_s"})
 
 
 def as_log(events: Sequence[Event]) -> EventLog:
-    """Return the events as an `EventLog`; a log is returned unchanged."""
+    """Return the events, all in memory, as an `EventLog`; a log is returned unchanged."""
+    if isinstance(events, EventParts):
+        return join(list(events.parts()))
     return events if isinstance(events, EventLog) else EventLog.from_events(events)
+
+
+def parts_of(events: Sequence[Event]) -> Iterator[EventLog]:
+    """Yield the events as logs with the same names: one after the other if they are read in parts, else one."""
+    yield from events.parts() if isinstance(events, EventParts) else (as_log(events),)
+
+
+def join(logs: Sequence[EventLog]) -> EventLog:
+    """Return the events of logs with the same names, one log after the other."""
+    if not logs:
+        return EventLog.from_events(())
+    columns = {name: np.concatenate([log.columns[name] for log in logs]) for name in FIELDS}
+    return EventLog(logs[0].names, columns)

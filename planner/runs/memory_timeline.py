@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.events.event import EventKind
-from planner.events.log import EventLog, as_log
+from planner.events.log import EventLog, parts_of
 from planner.plan.plan import Plan
-from planner.runs.metrics import answer_times_s, plan_intervals, step_ends_s
+from planner.runs.metrics import PlanInterval, answer_times_s, plan_intervals, step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS
@@ -51,6 +51,9 @@ class _Changes(NamedTuple):
     begun_s: NDArray[np.float64]
 
 
+_NO_CHANGES = _Changes(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
 def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
     """Return the memory over time of each device of the run's plans, by name.
 
@@ -58,31 +61,86 @@ def memory_timelines(record: RunRecord) -> dict[str, MemoryTimeline]:
     when the transfers of layers start. If devices leave, all devices release the memory of the interrupted step when
     the next plan is decided.
     """
-    log = as_log(record.events)
-    compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
-    intervals = plan_intervals(record, log, step_ends_s(log))
-    resident = [_resident_bytes(interval.plan, record.scenario) for interval in intervals]
-    names = list(dict.fromkeys(name for each in resident for name in each))
-    numbers = {name: log.names.index(name) if name in log.names else -1 - place for place, name in enumerate(names)}
-    answers_s = answer_times_s(record, log)
-    changes = _join([_changes(*segment, record.scenario) for segment in _segments(compute, record, answers_s)])
-    for answer_s in answers_s.values():
-        changes = _join([changes, _released(changes, answer_s)])
-    for interval, (old, new) in zip(intervals[1:], pairwise(resident), strict=True):
-        changes = _join([changes, _replaced(interval.start_s, old, new, numbers)])
-    order = np.lexsort((changes.turn, changes.time_s, changes.device))
-    device, time_s, change = changes.device[order], changes.time_s[order], changes.change[order]
-    timelines = {}
-    for name in names:
-        first, end = np.searchsorted(device, [numbers[name], numbers[name] + 1])
-        held = resident[0].get(name, 0.0) + np.concatenate(([0.0], np.cumsum(change[first:end])))
-        timelines[name] = MemoryTimeline(np.concatenate(([0.0], time_s[first:end])), held)
-    return timelines
+    windows = list(_windows(record))
+    return {
+        name: MemoryTimeline(
+            np.concatenate([window[name].times_s for window in windows]),
+            np.concatenate([window[name].held_bytes for window in windows]),
+        )
+        for name in windows[0]
+    }
 
 
 def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
-    """Return the most bytes that each device held at once."""
-    return {name: round(float(line.held_bytes.max())) for name, line in memory_timelines(record).items()}
+    """Return the most bytes that each device held at once; only a part of the run's events is in memory at a time."""
+    peaks: dict[str, float] = {}
+    for window in _windows(record):
+        for name, line in window.items():
+            peaks[name] = max(peaks.get(name, 0.0), float(line.held_bytes.max(initial=0.0)))
+    return {name: round(peak) for name, peak in peaks.items()}
+
+
+def _windows(record: RunRecord) -> Iterator[dict[str, MemoryTimeline]]:
+    """Yield the memory of each device in one window of time after the other."""
+    intervals = plan_intervals(record, record.events, step_ends_s(record.events))
+    resident = [_resident_bytes(interval.plan, record.scenario) for interval in intervals]
+    held: dict[str, float] = {}
+    for changes, numbers in _changes_in_windows(record, intervals, resident):
+        order = np.lexsort((changes.turn, changes.time_s, changes.device))
+        device, time_s, change = changes.device[order], changes.time_s[order], changes.change[order]
+        window = {}
+        for name, number in numbers.items():
+            first, end = np.searchsorted(device, [number, number + 1])
+            sums = np.cumsum(np.concatenate(([held.get(name, 0.0)], change[first:end])))
+            # The first window begins with what the device holds at the start of the run.
+            begin = 1 if name in held else 0
+            times_s = np.concatenate(([0.0], time_s[first:end]))
+            window[name] = MemoryTimeline(times_s[begin:], resident[0].get(name, 0.0) + sums[begin:])
+            held[name] = float(sums[-1])
+        yield window
+
+
+def _changes_in_windows(
+    record: RunRecord, intervals: Sequence[PlanInterval], resident: Sequence[Mapping[str, float]]
+) -> Iterator[tuple[_Changes, dict[str, int]]]:
+    """Yield the changes of each window of time, and the number of each device.
+
+    A window reaches from the first start in a part of the events to the first one in the next part.
+    """
+    devices = list(dict.fromkeys(name for each in resident for name in each))
+    answers_s = answer_times_s(record, record.events)
+    unanswered = list(answers_s.values())
+    # Those of actions, answers and new plans, in this order where the device, the time and the turn are the same.
+    waiting = [_NO_CHANGES, _NO_CHANGES, _NO_CHANGES]
+    # Bytes taken and not freed by the actions so far that started after the latest answer, by device.
+    taken: dict[int, float] = {}
+    numbers: dict[str, int] = {}
+    for log, end_s in _with_ends(parts_of(record.events)):
+        if not numbers:
+            numbers = {name: log.names.index(name) if name in log.names else -1 - i for i, name in enumerate(devices)}
+            for interval, (old, new) in zip(intervals[1:], pairwise(resident), strict=True):
+                waiting[2] = _join([waiting[2], _replaced(interval.start_s, old, new, numbers)])
+        compute = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE) & (log.columns["microbatch"] >= 0)))
+        changes = _join([_changes(*segment, record.scenario) for segment in _segments(compute, record, answers_s)])
+        waiting[0] = _join([waiting[0], changes])
+        while unanswered and unanswered[0] <= end_s:
+            answer_s = unanswered.pop(0)
+            before = changes.begun_s < answer_s
+            _add(taken, _select(changes, before))
+            waiting[1] = _join([waiting[1], _released(taken, answer_s)])
+            taken = dict.fromkeys(taken, 0.0)
+            changes = _select(changes, ~before)
+        _add(taken, changes)
+        are_ready = [(each.time_s < end_s) | (end_s == np.inf) for each in waiting]
+        yield _join([_select(each, rows) for each, rows in zip(waiting, are_ready, strict=True)]), numbers
+        waiting = [_select(each, ~rows) for each, rows in zip(waiting, are_ready, strict=True)]
+
+
+def _with_ends(logs: Iterator[EventLog]) -> Iterator[tuple[EventLog, float]]:
+    """Yield each log with the start of the first event of the next one, seconds; infinity for the last one."""
+    for log, later in pairwise(chain(logs, (None,))):
+        assert log is not None
+        yield log, float(later.columns["start_s"][0]) if later is not None else np.inf
 
 
 def _segments(compute: EventLog, record: RunRecord, answers_s: Mapping[int, float]) -> Iterator[tuple[EventLog, Plan]]:
@@ -112,13 +170,23 @@ def _join(parts: Sequence[_Changes]) -> _Changes:
     return _Changes(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _released(changes: _Changes, answer_s: float) -> _Changes:
-    """Return changes that release, at ``answer_s``, all bytes still held by actions that started before that time."""
-    before = changes.begun_s < answer_s
-    devices = np.unique(changes.device[before])
-    held = [float(changes.change[before & (changes.device == device)].sum()) for device in devices]
+def _select(changes: _Changes, rows: NDArray[np.bool_]) -> _Changes:
+    return _Changes(
+        changes.device[rows], changes.time_s[rows], changes.turn[rows], changes.change[rows], changes.begun_s[rows]
+    )
+
+
+def _add(taken: dict[int, float], changes: _Changes) -> None:
+    """Add changes to the bytes that each device holds."""
+    for device in np.unique(changes.device).tolist():
+        taken[device] = taken.get(device, 0.0) + float(changes.change[changes.device == device].sum())
+
+
+def _released(taken: Mapping[int, float], answer_s: float) -> _Changes:
+    """Return changes that release, at ``answer_s``, all bytes that devices hold for actions that started before."""
+    devices, held = np.array(list(taken), np.int64), np.array(list(taken.values()), np.float64)
     times_s = np.full(len(devices), answer_s)
-    return _Changes(devices, times_s, np.full(len(devices), _FIRST), -np.array(held), np.full(len(devices), -np.inf))
+    return _Changes(devices, times_s, np.full(len(devices), _FIRST), -held, np.full(len(devices), -np.inf))
 
 
 def _replaced(

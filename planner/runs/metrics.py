@@ -3,16 +3,17 @@
 Both backends, the simulator and torch.distributed, record the same kinds of events.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from planner.events.event import Event, EventKind
-from planner.events.log import EventLog, as_log
+from planner.events.log import EventLog, parts_of
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
@@ -36,15 +37,15 @@ class PlanInterval:
     start_s: float
 
 
-def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float]) -> list[PlanInterval]:
+def plan_intervals(record: RunRecord, events: Sequence[Event], step_ends_s: Sequence[float]) -> list[PlanInterval]:
     """Return the intervals of a run in order; a decision whose plan finished no step has none.
 
-    ``step_ends_s`` is the result of the function `step_ends_s` for the run's events, ``log``.
+    ``step_ends_s`` is the result of the function `step_ends_s` for the run's events.
     """
     # A run that resumes from a checkpoint begins with a step above 0.
-    first = int(log.columns["step"][log.is_a(EventKind.COMPUTE, EventKind.SYNC)].min())
+    first = int(_work(events, "step", np.min).min())
     intervals = [PlanInterval(record.plan, first, 0.0)]
-    times_s = answer_times_s(record, log)
+    times_s = answer_times_s(record, events)
     for number, decision in enumerate(record.decisions):
         since_first = decision.first_step - first
         if since_first >= len(step_ends_s):
@@ -58,14 +59,14 @@ def plan_intervals(record: RunRecord, log: EventLog, step_ends_s: Sequence[float
     return intervals
 
 
-def answer_times_s(record: RunRecord, log: EventLog) -> dict[int, float]:
+def answer_times_s(record: RunRecord, events: Sequence[Event]) -> dict[int, float]:
     """Return when each decision that answers the loss of a device was made, by its index in ``record.decisions``.
 
     Times are in seconds from the start of the run.
     """
     numbers = [number for number, decision in enumerate(record.decisions) if decision.answers_departure]
     # Both decisions and their events are in the order of time, so the n-th event belongs to the n-th decision.
-    made_s = sorted(log.columns["end_s"][log.is_a(EventKind.DECISION)].tolist())
+    made_s = sorted(time_s for log in parts_of(events) for time_s in _of(log, "end_s", EventKind.DECISION).tolist())
     return {number: made_s[number] for number in numbers}
 
 
@@ -101,26 +102,28 @@ def measure(record: RunRecord) -> Metrics:
 
     A step ends when the last device has finished its last compute action or gradient sum of the step.
     """
-    log = as_log(record.events)
-    work = log.take(np.flatnonzero(log.is_a(EventKind.COMPUTE, EventKind.SYNC)))
-    start_s = float(work.columns["start_s"].min())
-    ends_s = step_ends_s(log)
+    events = record.events
+    start_s = float(_work(events, "start_s", np.min).min())
+    ends_s = step_ends_s(events)
     durations_s = np.diff([start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
-    busy_s = _busy_s(log)
-    intervals = plan_intervals(record, log, ends_s)
+    busy_s = _busy_s(events)
+    intervals = plan_intervals(record, events, ends_s)
     device_s = _device_s(intervals, start_s, ends_s[-1])
     samples = [plan.global_batch for plan in step_plans(intervals, len(ends_s))]
-    stale = log.columns["staleness"][log.is_a(EventKind.UPDATE)]
+    stale = [
+        (len(part), int(part.sum())) for part in (_of(log, "staleness", EventKind.UPDATE) for log in parts_of(events))
+    ]
+    updates = sum(count for count, _ in stale)
     return Metrics(
         steps=len(ends_s),
         step_s=float(np.median(later_s)),
         samples_per_s=sum(samples[-len(later_s) :]) / float(later_s.sum()),
         bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
         utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
-        wan_bytes=wan_bytes(log, record.scenario.cluster),
-        cost_usd=_cost_usd(log, record.scenario.cluster, device_s),
-        staleness=float(stale.mean()) if len(stale) else 0.0,
+        wan_bytes=wan_bytes(events, record.scenario.cluster),
+        cost_usd=_cost_usd(events, record.scenario.cluster, device_s),
+        staleness=sum(steps for _, steps in stale) / updates if updates else 0.0,
     )
 
 
@@ -129,12 +132,11 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     # Imported here, since pandas takes longer to import than the whole planner.
     import pandas as pd
 
-    log = as_log(record.events)
-    work = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
-    steps = np.unique(log.columns["step"][work])
-    ends_s = np.array(step_ends_s(log))
-    step_s = np.diff(ends_s, prepend=log.columns["start_s"][work].min())
-    plans = step_plans(plan_intervals(record, log, ends_s.tolist()), len(steps))
+    events = record.events
+    steps = np.unique(_work(events, "step", np.unique))
+    ends_s = np.array(step_ends_s(events))
+    step_s = np.diff(ends_s, prepend=_work(events, "start_s", np.min).min())
+    plans = step_plans(plan_intervals(record, events, ends_s.tolist()), len(steps))
     samples = np.array([plan.global_batch for plan in plans])
     before = record.samples_before + np.cumsum(samples) - samples
     rate = record.scenario.training.learning_rate
@@ -170,44 +172,65 @@ def step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
 
 def trained_samples(record: RunRecord) -> int:
     """Return the number of samples of all finished steps of a run, each of which may have another global batch."""
-    log = as_log(record.events)
-    ends_s = step_ends_s(log)
-    return sum(plan.global_batch for plan in step_plans(plan_intervals(record, log, ends_s), len(ends_s)))
+    ends_s = step_ends_s(record.events)
+    return sum(plan.global_batch for plan in step_plans(plan_intervals(record, record.events, ends_s), len(ends_s)))
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:
     """Return the end of each step, seconds from the start of the run; [steps]."""
-    log = as_log(events)
-    rows = log.is_a(EventKind.COMPUTE, EventKind.SYNC)
-    steps, which = np.unique(log.columns["step"][rows], return_inverse=True)
-    ends_s = np.zeros(len(steps))
-    np.maximum.at(ends_s, which, log.columns["end_s"][rows])
-    return ends_s.tolist()
+    parts = [_ends_s(_of(log, "step", *_WORK), _of(log, "end_s", *_WORK)) for log in parts_of(events)]
+    steps, ends_s = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return [float(end_s) for end_s in _ends_s(steps, ends_s)[1]]
+
+
+def _ends_s(steps: NDArray[np.int64], ends_s: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return each step once, with the last of its ends, seconds."""
+    steps, which = np.unique(steps, return_inverse=True)
+    last_s = np.zeros(len(steps))
+    np.maximum.at(last_s, which, ends_s)
+    return steps, last_s
+
+
+_WORK = (EventKind.COMPUTE, EventKind.SYNC)
+
+
+def _of(log: EventLog, field: str, *kinds: EventKind) -> NDArray[Any]:
+    """Return the column of a field for the events of these kinds."""
+    return log.columns[field][log.is_a(*kinds)]
+
+
+def _work(events: Sequence[Event], field: str, reduce: Callable[[NDArray[Any]], ArrayLike]) -> NDArray[Any]:
+    """Return what ``reduce`` makes of a field of compute actions and gradient sums in each part of the events."""
+    columns = [_of(log, field, *_WORK) for log in parts_of(events)]
+    return np.concatenate([np.atleast_1d(reduce(column)) for column in columns if len(column)])
 
 
 def wan_bytes(events: Sequence[Event], cluster: Cluster) -> int:
     """Return the bytes sent between regions."""
-    return sum(
-        size for (source, target), size in _sent_bytes(as_log(events)) if cluster.crosses_regions(source, target)
-    )
+    return sum(size for (source, target), size in _sent_bytes(events) if cluster.crosses_regions(source, target))
 
 
-def _busy_s(log: EventLog) -> dict[str, float]:
-    rows = log.is_a(EventKind.COMPUTE)
-    seconds = (log.columns["end_s"] - log.columns["start_s"])[rows]
-    sums = np.bincount(log.columns["device"][rows], weights=seconds, minlength=len(log.names))
+def _busy_s(events: Sequence[Event]) -> dict[str, float]:
+    sums = np.zeros(0)
+    for log in parts_of(events):
+        sums = sums if len(sums) else np.zeros(len(log.names))
+        seconds = _of(log, "end_s", EventKind.COMPUTE) - _of(log, "start_s", EventKind.COMPUTE)
+        np.add.at(sums, _of(log, "device", EventKind.COMPUTE), seconds)
     return dict(zip(log.names, sums.tolist(), strict=True))
 
 
-def _sent_bytes(log: EventLog) -> list[tuple[tuple[str, str], int]]:
+def _sent_bytes(events: Sequence[Event]) -> list[tuple[tuple[str, str], int]]:
     """Return ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic."""
-    rows = log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP)
-    ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
-    pairs, which = np.unique(ends, return_inverse=True)
-    sums = np.zeros(len(pairs), np.int64)
-    np.add.at(sums, which, log.columns["size_bytes"][rows])
-    named = [(log.names[pair // len(log.names)], log.names[pair % len(log.names)]) for pair in pairs.tolist()]
-    return list(zip(named, sums.tolist(), strict=True))
+    total: Counter[int] = Counter()
+    for log in parts_of(events):
+        rows = log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP)
+        ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
+        pairs, which = np.unique(ends, return_inverse=True)
+        sums = np.zeros(len(pairs), np.int64)
+        np.add.at(sums, which, log.columns["size_bytes"][rows])
+        total.update(dict(zip(pairs.tolist(), sums.tolist(), strict=True)))
+    names = log.names
+    return [((names[pair // len(names)], names[pair % len(names)]), total[pair]) for pair in sorted(total)]
 
 
 def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
@@ -220,10 +243,10 @@ def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -
     return device_s
 
 
-def _cost_usd(log: EventLog, cluster: Cluster, device_s: Mapping[str, float]) -> float:
+def _cost_usd(events: Sequence[Event], cluster: Cluster, device_s: Mapping[str, float]) -> float:
     rent = sum(cluster.by_name[device].price_per_hour * own_s for device, own_s in device_s.items()) / 3600
     traffic = sum(
         size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
-        for (source, target), size in _sent_bytes(log)
+        for (source, target), size in _sent_bytes(events)
     )
     return rent + traffic

@@ -51,7 +51,7 @@ class RunRecord:
     Attributes:
         backend: Kind of run: ``simulated``, or on torch.distributed ``paced`` (profiled compute times) or ``real``.
         plan: Plan of the first step.
-        events: Events in the order of time.
+        events: Events in the order of time; of a run in a folder, they are read from there when they are used.
         decisions: Decisions of the policy in the order of steps.
         losses: Mean loss of each step; empty where nothing was trained.
         gradient_norms: Gradient norms of each step; empty where they were not measured.
