@@ -56,7 +56,7 @@ def untrue(said: str, struck: Sequence[Strike], plans: Sequence[Plan]) -> str:
     """Return what is wrong with the words with which a run has ended; empty if they are true.
 
     Args:
-        said: The last words of the run.
+        said: What the run has said at its end.
         struck: The strikes that have hit the run.
         plans: The plans that the run may have had.
     """
