@@ -34,8 +34,8 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "scenario": _digest(_resolved(folder)),
         "plan": _digest(plan_json(plan)),
-        # Without the folder for checkpoints, whose path may differ between hosts.
-        **{name: str(value) for name, value in asdict(config).items() if name != "checkpoints"},
+        # Without the folders for checkpoints and for rows, whose paths may differ between hosts.
+        **{name: str(value) for name, value in asdict(config).items() if name not in ("checkpoints", "attempt")},
     }
     if scenario.code is not None and scenario.code.path is not None and config.compute == "real":
         facts["model file"] = _file_digest(scenario.code.path)

@@ -3,14 +3,18 @@
 import json
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from executor.control.attempts import AttemptFolder, with_earlier_attempts
-from executor.core.job import CheckpointConfig
+from executor.core.job import CheckpointConfig, JobFolder, RunConfig
+from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
+from experiments.runs.scenario import choose_scenario
 from planner.runs.metrics import measure, step_ends_s
+from planner.systems.registry import make_plan
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
 
@@ -101,3 +105,11 @@ def test_what_is_torn_or_missing_is_left_out_with_a_word(tmp_path: Path) -> None
     (earlier.path / "attempt.json").write_text("{")
     assert with_earlier_attempts(record, tmp_path, said.append) == record
     assert said[-1].startswith("the record has no earlier attempts, since their files are damaged: ")
+
+
+def test_hosts_agree_though_only_the_head_keeps_rows(tmp_path: Path) -> None:
+    scenario, job, config = choose_scenario("digits"), JobFolder(tmp_path), RunConfig("real", 3, "none", False)
+    plan = make_plan("gpipe", scenario)
+    job.write(scenario, plan, config)
+    head = replace(config, checkpoints="/head/checkpoints", attempt="/head/checkpoints/record/0000")
+    assert job_facts(job, (scenario, plan, head)) == job_facts(job, (scenario, plan, config))
