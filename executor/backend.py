@@ -5,19 +5,18 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from executor.control import node_agent
-from executor.control.arrivals import with_arrivals, without_marks
-from executor.control.attempts import AttemptFolder
+from executor.control.attempts import AttemptFolder, losses_of_ranks, rows_of_ranks
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
-from executor.control.results import all_events, faults_of, gather_norms, merge_parameters, other_devices, total_losses
+from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
@@ -156,11 +155,10 @@ class TorchBackend:
             )
         devices = rank_devices(scenario, plan, config)
         with (
-            _held(checkpoints) as mark,
-            _attempt(checkpoints, first_sample, plan, config.sees_arrivals(plan)) as attempt,
-            prepared_job(scenario, plan, _recorded(config, mark, attempt), self.hosts) as job,
+            _recording(config, checkpoints, plan) as config,
+            prepared_job(scenario, plan, config, self.hosts) as job,
         ):
-            config = job.read_config()
+            attempt = AttemptFolder(Path(config.attempt)) if config.attempt else None
             published = job.published if attempt is None else attempt.published
             rows = EventRecorder(EventWriter(published), None) if config.publishes else None
             watch = self.watch or (lambda _: None)
@@ -179,16 +177,14 @@ class TorchBackend:
                     shutil.copy(job.of_rank("resources", rank), self.resources)
             if rows is not None:
                 rows.close()
-            if rows is not None:
                 events = read_event_stream(published)
-            else:
-                join = with_arrivals if config.sees_arrivals(plan) else without_marks
-                events = join(all_events(job, config, len(devices)))
-            if config.publishes:
                 losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
             else:
                 # Of ranks that may be lost, each step is published: they leave no files.
-                losses, norms = total_losses(job, config, len(devices)), gather_norms(job, len(devices))
+                recorded, ranks = partial(job.recorded, config), range(len(devices))
+                events = rows_of_ranks([recorded("events", rank) for rank in ranks], config.sees_arrivals(plan))
+                losses = losses_of_ranks([recorded("losses", rank) for rank in ranks])
+                norms = gather_norms(job, len(devices))
             return RunRecord(
                 self.compute,
                 scenario,
@@ -234,25 +230,16 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
 
 
 @contextmanager
-def _attempt(
-    checkpoints: CheckpointConfig | None, first_sample: int, plan: Plan, sees_arrivals: bool
-) -> Iterator[AttemptFolder | None]:
+def _recording(config: RunConfig, checkpoints: CheckpointConfig | None, plan: Plan) -> Iterator[RunConfig]:
+    """Lock the folder of checkpoints, if any, and yield the configuration with its mark and the attempt's folder."""
     if checkpoints is None:
-        yield None
-    else:
-        yield AttemptFolder.create(checkpoints, first_sample, plan, sees_arrivals)
-
-
-def _recorded(config: RunConfig, mark: str, attempt: AttemptFolder | None) -> RunConfig:
-    return replace(config, checkpoints_mark=mark, attempt="" if attempt is None else str(attempt.path))
-
-
-def _held(checkpoints: CheckpointConfig | None) -> AbstractContextManager[str]:
-    if checkpoints is None:
-        return nullcontext("")
+        yield config
+        return
     from executor.recovery.checkpoints import CheckpointFolder
 
-    return CheckpointFolder(checkpoints.folder).held()
+    with CheckpointFolder(checkpoints.folder).held() as mark:
+        attempt = AttemptFolder.create(checkpoints, config.first_sample, plan, config.sees_arrivals(plan))
+        yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))
 
 
 @contextmanager

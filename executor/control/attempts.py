@@ -16,7 +16,7 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from executor.control.arrivals import with_arrivals, without_marks
 from executor.core.job import CheckpointConfig, files_of_ranks
 from planner.adapt.gradient_noise import GradientNorms
 from planner.adapt.policy import Decision, describe_change
-from planner.events.event import Event, EventKind, read_event_stream
+from planner.events.event import Event, EventKind, in_order, read_event_stream
 from planner.files.plan import decision_json, parse_decision, parse_plan, plan_json
 from planner.plan.plan import Plan
 from planner.runs.record import Interruption, RunRecord
@@ -197,7 +197,7 @@ def _joined(earlier: Sequence[Attempt], record: RunRecord, began_s: float) -> Ru
     return replace(
         record,
         plan=earlier[0].plan,
-        events=tuple(events),
+        events=tuple(in_order(events)),
         decisions=(*decisions, *record.decisions),
         losses=(*(losses[step] for step in sorted(losses)), *record.losses),
         gradient_norms=tuple(norms[step] for step in sorted(norms)),
@@ -222,6 +222,21 @@ def _decided(decision: Decision, made_s: float) -> Event:
 # --- reading ---
 
 
+def rows_of_ranks(paths: Iterable[Path], sees_arrivals: bool) -> list[Event]:
+    """Return the rows in the event files of ranks; with ``sees_arrivals`` they tell all arrivals of messages."""
+    join = with_arrivals if sees_arrivals else without_marks
+    return join(event for path in paths for event in read_event_stream(path))
+
+
+def losses_of_ranks(paths: Iterable[Path]) -> dict[int, float]:
+    """Return the loss of each step: the sum over the files of ranks that compute a part of it."""
+    total: defaultdict[int, float] = defaultdict(float)
+    for path in paths:
+        for step, loss in _whole_lines(path.read_text()):
+            total[int(step)] += loss
+    return total
+
+
 def _folders(record: Path) -> list[Path]:
     return sorted(path for path in record.glob("[0-9]*") if path.name.isdigit())
 
@@ -236,32 +251,27 @@ def _kept(folders: Sequence[Path], stop: int) -> Iterator[Attempt]:
         if not (folder / _BEGAN).exists():
             # It ended before second 0.
             continue
-        first_step = int(_about(folder)[0]["first_step"])
-        if first_step >= stop:
+        about, began_s = _about(folder)
+        if int(about["first_step"]) >= stop:
             continue
-        attempt = _read(folder, stop)
+        attempt = _read(folder, about, began_s, stop)
         done = {event.step for event in attempt.events if event.kind in _WORK}
-        if done != set(range(first_step, stop)):
+        if done != set(range(attempt.first_step, stop)):
             return
         yield attempt
-        stop = first_step
+        stop = attempt.first_step
 
 
-def _read(folder: Path, stop: int) -> Attempt:
-    about, began_s = _about(folder)
+def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int) -> Attempt:
     published = folder / _PUBLISHED
-    losses: defaultdict[int, float] = defaultdict(float)
     if published.exists():
         rows = read_event_stream(published)
-        losses |= {int(step): loss for step, loss in _lines(folder / _LOSSES)}
+        losses = {int(step): loss for step, loss in _lines(folder / _LOSSES)}
     else:
-        join = with_arrivals if about["sees_arrivals"] else without_marks
-        rows = join(event for path in files_of_ranks(folder, "events") for event in read_event_stream(path))
-        for path in files_of_ranks(folder, "losses"):
-            for step, loss in _lines(path):
-                losses[int(step)] += loss
+        rows = rows_of_ranks(files_of_ranks(folder, "events"), about["sees_arrivals"])
+        losses = losses_of_ranks(files_of_ranks(folder, "losses"))
     found = [(parse_decision(line), float(line["made_s"])) for line in _lines(folder / _DECISIONS)]
-    norms = [GradientNorms(**{**line, **_tuples(line)}) for line in _lines(folder / _NORMS)]
+    norms = [GradientNorms.from_json(line) for line in _lines(folder / _NORMS)]
     return Attempt(
         int(about["first_step"]),
         stop,
@@ -275,13 +285,14 @@ def _read(folder: Path, stop: int) -> Attempt:
     )
 
 
-def _tuples(line: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    return {name: tuple(value) for name, value in line.items() if isinstance(value, list)}
-
-
 def _lines(path: Path) -> Iterator[Any]:
-    """Yield the values of a file with a JSON value in each line, up to a line that a killed process has left torn."""
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+    """Yield the values of a file with a JSON value in each line, which need not exist."""
+    return _whole_lines(path.read_text()) if path.exists() else iter(())
+
+
+def _whole_lines(text: str) -> Iterator[Any]:
+    """Yield the JSON value of each line, up to a line that a killed process has left torn."""
+    for line in text.splitlines(keepends=True):
         if not line.endswith("\n"):
             return
         yield json.loads(line)

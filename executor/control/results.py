@@ -1,4 +1,4 @@
-"""The results of a job: the rows of its events, its losses and its parameters."""
+"""The results of a job: the rows of its faults, its gradient norms and its parameters."""
 
 import json
 from collections import defaultdict
@@ -7,29 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from executor.control.policy_driver import PolicyDriver
-from executor.core.job import JobFolder, RunConfig
+from executor.core.job import JobFolder
 from planner.adapt.gradient_noise import GradientNorms, LocalNorms
-from planner.events.event import Event, fault_events, read_event_stream
+from planner.events.event import Event, fault_events
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 
 # Bytes of a safetensors file that give the length of its header.
 _LENGTH_BYTES = _ALIGNMENT = 8
 _PIECE_BYTES = 2**24
-
-
-def all_events(job: JobFolder, config: RunConfig, ranks: int) -> list[Event]:
-    """Return the rows in the event files of all ranks, in the order of the ranks."""
-    return [event for rank in range(ranks) for event in read_event_stream(job.recorded(config, "events", rank))]
-
-
-def total_losses(job: JobFolder, config: RunConfig, ranks: int) -> dict[int, float]:
-    """Return a dictionary of steps to losses: sums over the ranks that compute a part of the loss."""
-    total: defaultdict[int, float] = defaultdict(float)
-    for rank in range(ranks):
-        for step, loss in map(json.loads, job.recorded(config, "losses", rank).read_text().splitlines()):
-            total[step] += loss
-    return total
 
 
 def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:

@@ -148,7 +148,7 @@ def read_record(folder: Path) -> RunRecord:
         decisions = tuple(parse_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
         events = EventFile(folder / EVENTS)
         measured = read_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
-        norms = tuple(_norms(json.loads(line)) for line in measured)
+        norms = tuple(GradientNorms.from_json(json.loads(line)) for line in measured)
         backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])
         network = _network(summary)
         # Runs of earlier versions lack this entry.
@@ -209,11 +209,6 @@ def _noise_scales(record: RunRecord) -> dict[str, float | None] | None:
         scale = smoothed.noise_scale if smoothed is not None else math.inf
         scales[name] = scale if math.isfinite(scale) else None
     return scales
-
-
-def _norms(data: dict[str, Any]) -> GradientNorms:
-    local = tuple(data["local_squared_norms"])
-    return GradientNorms(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
 
 
 def _network(summary: dict[str, Any]) -> RealNetwork | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -249,6 +250,12 @@ class GradientNorms:
     batch_sizes: tuple[int, ...]
     local_squared_norms: tuple[float, ...]
     global_squared_norm: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "GradientNorms":
+        """Return the norms whose `dataclasses.asdict` is in ``data``, which may have more entries."""
+        local = tuple(data["local_squared_norms"])
+        return cls(data["step"], tuple(data["batch_sizes"]), local, data["global_squared_norm"])
 
     @classmethod
     def of_devices(cls, parts: Sequence[LocalNorms]) -> "GradientNorms | None":

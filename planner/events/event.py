@@ -135,7 +135,7 @@ def read_events(path: Path) -> list[Event]:
 def read_event_stream(path: Path) -> list[Event]:
     """Return the events that an `EventWriter` has written, up to the part that a killed process has left torn."""
     parts = []
-    with suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(pa.OSFile(str(path))) as stream:
+    with pa.OSFile(str(path)) as file, suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(file) as stream:
         # Reading stops with an error at a torn part, and without one where the writer was not closed.
         parts.extend(stream)
     return _events(pa.Table.from_batches(parts, SCHEMA))

@@ -13,6 +13,7 @@ from executor.backend import TorchBackend
 from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
+from planner.events.event import in_order
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure, step_ends_s
 from planner.scenario.faults import Absence
@@ -70,6 +71,7 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     assert_trained(whole, target, expected)
     assert (measure(whole).steps, whole.plan, whole.samples_before) == (STEPS, plan, 0)
     assert [each.plan for each in whole.decisions] == [other, plan]
+    assert list(whole.events) == in_order(whole.events)
     ends_s = step_ends_s(whole.events)
     assert ends_s == sorted(ends_s)
     assert [(each.step, each.start_s) for each in whole.interruptions] == [(4, ends_s[3]), (8, ends_s[7])]
