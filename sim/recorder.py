@@ -11,7 +11,7 @@ from planner.adapt.observation import PROBE_BYTES, probe_turn
 from planner.adapt.policy import Decision
 from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.events.file import PART_ROWS, EventFile, EventSpool
-from planner.events.log import FIELDS, TEXTS, TIMES, EventLog
+from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, join_columns
 from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, first_segments
@@ -103,7 +103,7 @@ class Recorder:
         columns: Columns = dict(others.columns)
         if len(others):
             columns |= {field: number[others.columns[field]] for field in TEXTS}
-        joined = _join([*self._parts, columns])
+        joined = join_columns([*self._parts, columns])
         self._parts, self._others = [], []
         return joined
 
@@ -111,7 +111,7 @@ class Recorder:
         parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]
         if self._has_probes:
             parts.append(self._probes(step))
-        return EventLog(self._names, _join(parts))
+        return EventLog(self._names, join_columns(parts))
 
     def _devices(self, compiled: CompiledStep) -> NDArray[np.int64]:
         """Return the number of each actor's device, [actors]."""
@@ -138,7 +138,7 @@ class Recorder:
                 copied: Columns = {name: column[own] for name, column in columns.items()}
                 copied["device"] = np.full(int(own.sum()), self._number[partner], np.int64)
                 parts.append(copied)
-        return _join(parts)
+        return join_columns(parts)
 
     def _sends(self, step: StepRun) -> Columns:
         compiled, state = step.compiled, step.state
@@ -251,10 +251,6 @@ class Recorder:
 def _constant(name: str, value: int, count: int) -> NDArray[np.float64] | NDArray[np.int64]:
     """Return a column with the same value in every row."""
     return np.full(count, value, np.float64) if name in TIMES else np.full(count, value, np.int64)
-
-
-def _join(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in FIELDS}
 
 
 # Cached, because a run records many steps of the same plan.

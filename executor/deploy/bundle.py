@@ -6,7 +6,7 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from executor.core.job import ComputeMode
+from executor.core.job import ComputeMode, RunConfig, rank_devices
 from planner.files.documents import read_json
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
@@ -46,6 +46,11 @@ class HostedRun:
     checkpoint_every: int
     on_this_device: bool = False
     allow_nan: bool = False
+
+    def devices(self, scenario: Scenario, plan: Plan, *, adapts: bool) -> tuple[str, ...]:
+        """Return the names of the job's devices in rank order; with ``adapts`` a policy may use further ones."""
+        config = RunConfig(self.compute, self.steps, "none", adapts, backup_every=self.backup_every, spread=True)
+        return rank_devices(scenario, plan, config)
 
 
 @dataclass(frozen=True, slots=True)

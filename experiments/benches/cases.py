@@ -1,5 +1,7 @@
 """Scenarios and plans that several benches share: two stages, a recovery, and a thousand devices on changing links."""
 
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,17 @@ def played(trace: LinkTrace, mean_bps: float, speed: float = 1) -> LinkTrace:
     """Return the trace scaled to a mean rate of ``mean_bps`` and played ``speed`` times as fast, without latencies."""
     rates_bps = trace.bandwidth_bps * (mean_bps / trace.mean_bps)
     return LinkTrace(trace.times_s / speed, rates_bps, trace.duration_s / speed)
+
+
+def draw_seeds(what: str, count: int, seed: int | None, tell: Callable[[str], None]) -> range:
+    """Return the seeds of ``count`` random cases from ``seed`` on, or from a random one; ``tell`` gets how to repeat.
+
+    ``what`` names the cases, such as ``clusters``.
+    """
+    first = secrets.randbelow(10**6) if seed is None else seed
+    seeds = range(first, first + count)
+    tell(f"seeds {seeds[0]} to {seeds[-1]}; the same {what} with --seed {first}")
+    return seeds
 
 
 def two_stage_scenario(

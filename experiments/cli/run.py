@@ -68,10 +68,10 @@ def run(
 ) -> None:
     """Run a plan for real, a process per device. Example: ropebridge run digits --strategy ddp --emulate-wan."""
     from executor.core.job import EmulatorChoice
-    from experiments.runs.carry_out import carry_out, present
+    from experiments.runs.carry_out import carry_out, completing, present
     from experiments.runs.progress import showing_run
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
-    from experiments.verbs.run import checkpoint_config, completing, real_backend, resumed_plan
+    from experiments.verbs.run import checkpoint_config, real_backend, resumed_plan
 
     described, ordering = choose_scenario(scenario), Ordering(schedule, dynamic, orders)
     checkpoints, resumed = checkpoint_config(checkpoint, checkpoint_every, resume, described, steps, tell)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.runs.folder import new_folder, summarise, write_record
 from planner.adapt.policy import Policy
@@ -16,6 +16,9 @@ from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import number_text, parse_duration_s, size_text
+
+if TYPE_CHECKING:
+    from executor.core.job import CheckpointConfig
 
 # Number of training steps of a run if neither steps nor a duration is given.
 DEFAULT_STEPS = 20
@@ -42,6 +45,16 @@ def carry_out(
         if folder is not None:
             write_record(record, folder)
     return record
+
+
+def completing(checkpoints: "CheckpointConfig | None", tell: Callable[[str], None]) -> Callable[[RunRecord], RunRecord]:
+    """Return a function that puts what earlier attempts at a run have done before the record of the last one."""
+    if checkpoints is None:
+        return lambda record: record
+    # Simulations do not need the executor.
+    from executor.control.attempts import with_earlier_attempts
+
+    return lambda record: with_earlier_attempts(record, checkpoints.folder, tell)
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:

@@ -11,18 +11,18 @@ from typing import TypeVar
 from executor.backend import TorchBackend
 from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
-from executor.core.job import CheckpointConfig, RunConfig, rank_devices
+from executor.core.job import CheckpointConfig
 from executor.deploy.bundle import HostedRun
 from executor.deploy.deployment import Bundle, Deployment, read_bundle, read_deployment
 from executor.deploy.gpus import gpus_of
 from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target
 from executor.validate import check_spread, check_supported
-from experiments.runs.carry_out import carry_out, present
+from experiments.runs.carry_out import carry_out, completing, present
 from experiments.runs.folder import new_folder
 from experiments.runs.progress import run_lines
 from experiments.runs.scenario import Ordering
-from experiments.verbs.run import checkpoint_config, completing, resumed_plan
+from experiments.verbs.run import checkpoint_config, resumed_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
@@ -107,8 +107,7 @@ def _rank_devices(scenario: Scenario, plan: Plan, run: HostedRun) -> tuple[str, 
         raise InputError(
             "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
         )
-    known = RunConfig(run.compute, run.steps, "none", policy is not None, backup_every=run.backup_every, spread=True)
-    return rank_devices(scenario, plan, known)
+    return run.devices(scenario, plan, adapts=policy is not None)
 
 
 def status(folder: Path) -> str:

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from executor.backend import TorchBackend
-from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig, ComputeMode
 from experiments.runs.folder import new_folder
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
 from planner.files.resolved_scenario import read_resolved_scenario
 from planner.plan.plan import Plan
-from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
@@ -35,13 +33,6 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
         return TorchBackend(compute, parameters=parameters, resources=folder, **options)
 
     return make
-
-
-def completing(checkpoints: CheckpointConfig | None, tell: Callable[[str], None]) -> Callable[[RunRecord], RunRecord]:
-    """Return a function that puts what earlier attempts at a run have done before the record of the last one."""
-    if checkpoints is None:
-        return lambda record: record
-    return lambda record: with_earlier_attempts(record, checkpoints.folder, tell)
 
 
 def checkpoint_config(

@@ -125,32 +125,15 @@ class EventWriter:
         self._file.close()
 
 
-def read_events(path: Path) -> list[Event]:
-    """Return the events of a Parquet file; raise `ValueError` if another version of ropebridge has written it."""
-    table = pq.read_table(path)
-    check_schema(table.schema, path)
-    return _events(table)
-
-
 def read_event_stream(path: Path) -> list[Event]:
     """Return the events that an `EventWriter` has written, up to the part that a killed process has left torn."""
     parts = []
     with pa.OSFile(str(path)) as file, suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(file) as stream:
         # Reading stops with an error at a torn part, and without one where the writer was not closed.
         parts.extend(stream)
-    return _events(pa.Table.from_batches(parts, SCHEMA))
-
-
-def _events(table: pa.Table) -> list[Event]:
-    columns = table.to_pydict()
+    columns = pa.Table.from_batches(parts, SCHEMA).to_pydict()
     kinds = [EventKind(kind) for kind in columns.pop("kind")]
     return [Event(*row) for row in zip(kinds, *columns.values(), strict=True)]
-
-
-def check_schema(schema: pa.Schema, path: Path) -> None:
-    """Raise `ValueError` if a file with this schema was written by another version of ropebridge."""
-    if schema != SCHEMA:
-        raise ValueError(f"{path.name} has the columns {', '.join(schema.names)}; it is of another version")
 
 
 ABSENT, HANGS, OUT = "absent", "hangs", "out"

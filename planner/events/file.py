@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from planner.events.event import SCHEMA, EventKind, check_schema
+from planner.events.event import SCHEMA, EventKind
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, EventParts, join
 from traces.common.errors import InputError, RunError
 
@@ -38,7 +38,9 @@ class EventFile(EventParts):
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
         self.path = path
         self._file = pq.ParquetFile(path, read_dictionary=sorted(TEXTS))
-        check_schema(pq.read_schema(path), path)
+        schema = pq.read_schema(path)
+        if schema != SCHEMA:
+            raise ValueError(f"{path.name} has the columns {', '.join(schema.names)}; it is of another version")
         self._given = names
         for name in self._occurring("kind"):
             EventKind(name)

@@ -1,7 +1,7 @@
 """Events stored in columns, which saves memory and time for runs with a thousand devices."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
@@ -149,5 +149,9 @@ def join(logs: Sequence[EventLog]) -> EventLog:
     """Return the events of logs with the same names, one log after the other."""
     if not logs:
         return EventLog.from_events(())
-    columns = {name: np.concatenate([log.columns[name] for log in logs]) for name in FIELDS}
-    return EventLog(logs[0].names, columns)
+    return EventLog(logs[0].names, join_columns([log.columns for log in logs]))
+
+
+def join_columns(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Return the columns of the events of several parts, one part after the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in FIELDS}

@@ -314,10 +314,8 @@ def read_effects(document: Document, cluster: Cluster) -> Effects:
     except InputError as error:
         raise error.within(part.where("network")) from None
     memory = MemoryEffects(entry.memory.framework, entry.memory.workspace_share)
-    compute, transport = (
-        _compute_effects(entry.compute, cluster, part),
-        _transport_effects(entry.transport, cluster, part),
-    )
+    compute = _compute_effects(entry.compute, cluster, part)
+    transport = _transport_effects(entry.transport, cluster, part)
     try:
         return Effects(network, compute, memory, transport)
     except InputError as error:

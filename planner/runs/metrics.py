@@ -110,6 +110,7 @@ def measure(record: RunRecord) -> Metrics:
     busy_s = _busy_s(events)
     intervals = plan_intervals(record, events, ends_s)
     device_s = _device_s(intervals, start_s, ends_s[-1])
+    sent_bytes = _sent_bytes(events)
     samples = [plan.global_batch for plan in step_plans(intervals, len(ends_s))]
     stale = [
         (len(part), int(part.sum())) for part in (_of(log, "staleness", EventKind.UPDATE) for log in parts_of(events))
@@ -121,8 +122,8 @@ def measure(record: RunRecord) -> Metrics:
         samples_per_s=sum(samples[-len(later_s) :]) / float(later_s.sum()),
         bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
         utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
-        wan_bytes=wan_bytes(events, record.scenario.cluster),
-        cost_usd=_cost_usd(events, record.scenario.cluster, device_s),
+        wan_bytes=_bytes_between_regions(sent_bytes, record.scenario.cluster),
+        cost_usd=_cost_usd(sent_bytes, record.scenario.cluster, device_s),
         staleness=sum(steps for _, steps in stale) / updates if updates else 0.0,
     )
 
@@ -205,9 +206,17 @@ def _work(events: Sequence[Event], field: str, reduce: Callable[[NDArray[Any]], 
     return np.concatenate([np.atleast_1d(reduce(column)) for column in columns if len(column)])
 
 
+# ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic.
+_SentBytes = list[tuple[tuple[str, str], int]]
+
+
 def wan_bytes(events: Sequence[Event], cluster: Cluster) -> int:
     """Return the bytes sent between regions."""
-    return sum(size for (source, target), size in _sent_bytes(events) if cluster.crosses_regions(source, target))
+    return _bytes_between_regions(_sent_bytes(events), cluster)
+
+
+def _bytes_between_regions(sent_bytes: _SentBytes, cluster: Cluster) -> int:
+    return sum(size for (source, target), size in sent_bytes if cluster.crosses_regions(source, target))
 
 
 def _busy_s(events: Sequence[Event]) -> dict[str, float]:
@@ -219,8 +228,7 @@ def _busy_s(events: Sequence[Event]) -> dict[str, float]:
     return dict(zip(log.names, sums.tolist(), strict=True))
 
 
-def _sent_bytes(events: Sequence[Event]) -> list[tuple[tuple[str, str], int]]:
-    """Return ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic."""
+def _sent_bytes(events: Sequence[Event]) -> _SentBytes:
     total: Counter[int] = Counter()
     for log in parts_of(events):
         rows = log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP)
@@ -243,10 +251,10 @@ def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -
     return device_s
 
 
-def _cost_usd(events: Sequence[Event], cluster: Cluster, device_s: Mapping[str, float]) -> float:
+def _cost_usd(sent_bytes: _SentBytes, cluster: Cluster, device_s: Mapping[str, float]) -> float:
     rent = sum(cluster.by_name[device].price_per_hour * own_s for device, own_s in device_s.items()) / 3600
     traffic = sum(
         size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
-        for (source, target), size in _sent_bytes(events)
+        for (source, target), size in sent_bytes
     )
     return rent + traffic

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner.cost.device_speed import jitter_factors
-from planner.events.event import EventKind, read_events
+from planner.events.event import EventKind
+from planner.events.file import EventFile
 
 TESTS = Path(__file__).parents[1]
 
@@ -31,7 +32,7 @@ def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path: Path
     assert said[0] == said[1]
     assert not said[0].startswith("adapting 0")
     # The runs are as unsteady as they are meant to be: everything that can happen happens in one of them.
-    happened = {path.stem: {event.kind for event in read_events(path)} for path in folder.iterdir()}
+    happened = {path.stem: {event.kind for event in EventFile(path)} for path in folder.iterdir()}
     assert happened.keys() == {"adapting", "fixed", "choosing", "updating", "moving", "copying"}
     assert set.union(*happened.values()) == set(EventKind)
 

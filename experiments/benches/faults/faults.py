@@ -6,7 +6,6 @@ stay behind.
 """
 
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 from executor.recovery.export import checkpoint_parameters
 from executor.wan.testbed import missing
+from experiments.benches.cases import draw_seeds
 from experiments.benches.faults.case import SHAPES, STEPS, Case
 from experiments.benches.faults.judging import MOST_DIFFERENCE, Trained, compare, moves_of, undisturbed, untrue
 from experiments.benches.faults.moves import Moves, moves_in
@@ -64,9 +64,7 @@ def measure_faults(
         count: Number of trials; None for the bench's own number.
         seed: Seed of the first trial, that of each further one is 1 more; None for a random one.
     """
-    first = secrets.randbelow(10**6) if seed is None else seed
-    seeds = range(first, first + (count or (QUICK_COUNT if quick else COUNT)))
-    tell(f"trials {seeds[0]} to {seeds[-1]}; the same ones with --seed {first}")
+    seeds = draw_seeds("trials", count or (QUICK_COUNT if quick else COUNT), seed, tell)
     lack = missing()
     if lack is not None:
         tell(f"on one host only, and no link is cut: {lack}")

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import yaml
 
-from executor.core.job import RunConfig, rank_devices
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun
 from executor.deploy.deployment import Bundle
@@ -268,9 +267,7 @@ class Running:
         hosts.write_text(yaml.safe_dump({"hosts": described, "arrival": "60 s"}, sort_keys=False))
         folder = str((self._folder / _CHECKPOINTS).resolve())
         run = HostedRun("real", self._case.steps, policy, 1, folder, CHECKPOINT_EVERY, on_this_device=True)
-        adapts = policy != "none"
-        known = RunConfig(run.compute, run.steps, "none", adapts, backup_every=run.backup_every, spread=True)
-        devices = rank_devices(scenario, self._case.plan, known)
+        devices = run.devices(scenario, self._case.plan, adapts=policy != "none")
         parts = hosts_of(read_hosts_file(hosts), scenario.cluster, devices, str(hosts))
         # One key for all hosts.
         Bundle(scenario, self._case.plan, run, parts).write(self._folder / "job")

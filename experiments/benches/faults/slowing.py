@@ -78,14 +78,10 @@ def _first_step(scratch: Path) -> tuple[Path, float]:
     while time.monotonic() < until_s:
         for job in scratch.glob("ropebridge-*"):
             samples = job / "resources-0.jsonl"
-            if samples.exists() and samples.stat().st_size and (origin_s := _origin_s(job)) is not None:
+            if samples.exists() and samples.stat().st_size and (origin_s := read_origin(job / "origin")) is not None:
                 return samples, origin_s
         time.sleep(0.05)
     raise RuntimeError(f"the training has done no step within {_START_S:.0f} s")
-
-
-def _origin_s(job: Path) -> float | None:
-    return read_origin(job / "origin")
 
 
 def _step_s(samples: Path, origin_s: float, left_out_s: float, lasts_s: float) -> float:

@@ -5,13 +5,13 @@ planner, asked otherwise: does another order of listing, do other names, or does
 step time?
 """
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import median
 from time import process_time
 
+from experiments.benches.cases import draw_seeds
 from experiments.benches.planning.planner import LimitedProcess
 from experiments.benches.planning.random_clusters import (
     random_cluster,
@@ -87,13 +87,11 @@ def measure_clusters(
         count: Number of clusters; None for the bench's own number.
         seed: Seed of the first cluster, that of each further one is 1 more; None for a random one.
     """
-    first = secrets.randbelow(10**6) if seed is None else seed
-    seeds = range(first, first + (count or (QUICK_COUNT if quick else COUNT)))
-    tell(f"seeds {seeds[0]} to {seeds[-1]}; the same clusters with --seed {first}")
+    seeds = draw_seeds("clusters", count or (QUICK_COUNT if quick else COUNT), seed, tell)
     rows: list[Row] = []
     with LimitedProcess(answer) as process:
         # Nothing is compiled while a search's time is taken.
-        process.result(ClusterTask(first, OURS), 10 * LIMIT_S)
+        process.result(ClusterTask(seeds[0], OURS), 10 * LIMIT_S)
         for number in seeds:
             rows.append(_row(number, process))
             tell(", ".join(f"{key} {_cell(value)}" for key, value in rows[-1].items()))

@@ -26,16 +26,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from executor.backend import TorchBackend
-from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
-from experiments.runs.carry_out import carry_out, present
+from experiments.runs.carry_out import carry_out, completing, present
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.progress import run_lines
 from planner.plan.plan import Plan
-from planner.runs.record import Progress, RunRecord
+from planner.runs.record import Progress
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError, RunError
 
@@ -146,7 +145,7 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
         first, plan = _resume(bundle, shared, losses)
         losses.keep(first)
         run = bundle.run
-        lines = run_lines(tell)
+        lines, checkpoints = run_lines(tell), _checkpoints(bundle, shared, first)
 
         def watch(progress: Progress) -> None:
             if progress.loss is not None:
@@ -159,17 +158,14 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
                 parameters=place / "parameters.safetensors" if place is not None else None,
                 resources=place,
                 backup_every=run.backup_every,
-                checkpoints=_checkpoints(bundle, shared, first),
+                checkpoints=checkpoints,
                 on_this_device=run.on_this_device,
                 allow_nan=run.allow_nan,
                 watch=watch,
                 tell=tell,
             )
 
-        def complete(record: RunRecord) -> RunRecord:
-            has_checkpoints = bundle.run.checkpoint_every > 0
-            return with_earlier_attempts(record, shared / _CHECKPOINTS, tell) if has_checkpoints else record
-
+        complete = completing(checkpoints, tell)
         record = carry_out(bundle.scenario, plan, run.policy, run.steps, shared / _RUN, backend, complete)
         say(present(record, as_json=False))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.events.event import EventKind, read_events
+from planner.events.event import EventKind
+from planner.events.file import EventFile
 from planner.files.plan import read_plan
 from planner.plan.actions import from_torch_csv
 from planner.plan.plan import EXPLICIT
@@ -82,7 +83,7 @@ def test_each_schedule_by_its_name(name: str, scenario: Path, tmp_path: Path) ->
     for peak in summary["peak_memory_bytes"].values():
         # Two layers, and all activations of two microbatches at most.
         assert states < peak <= states + 2 * 4 * 2 * 2_000_000
-    actions = {event.action for event in read_events(run / "events.parquet") if event.kind is EventKind.COMPUTE}
+    actions = {event.action for event in EventFile(run / "events.parquet") if event.kind is EventKind.COMPUTE}
     if name in WHOLE:
         assert actions == {"F", "B"}
     elif name not in ("compact-zb", "portfolio"):
@@ -96,7 +97,7 @@ def test_devices_that_choose(more: list[str], actions: set[str], scenario: Path,
     succeed("simulate", scenario, "--strategy=megatron", "--dynamic", *more, "--steps", 2, "-o", run)
     plan = read_plan(run / "plan.json")
     assert (plan.order, plan.schedule) == ("dynamic", more[-1] if more else "1f1b")
-    events = read_events(run / "events.parquet")
+    events = EventFile(run / "events.parquet")
     assert {event.action for event in events if event.kind is EventKind.COMPUTE} == actions
 
 
@@ -218,7 +219,7 @@ def test_a_schedule_is_run_as_it_is_simulated(more: list[str], scenario: Path, t
     succeed("simulate", scenario, "--strategy=megatron", *more, "--steps", 2, "-o", tmp_path / "simulated")
     done = {}
     for run in ("real", "simulated"):
-        events = read_events(tmp_path / run / "events.parquet")
+        events = EventFile(tmp_path / run / "events.parquet")
         rows = [(e.step, e.device, e.action, e.stage, e.microbatch) for e in events if e.kind is EventKind.COMPUTE]
         done[run] = sorted(rows)
     assert done["real"] == done["simulated"]

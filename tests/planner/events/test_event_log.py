@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.events.event import Event, EventKind, in_order, read_events, to_table, write_events
+from planner.events.event import Event, EventKind, in_order, to_table, write_events
+from planner.events.file import EventFile
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, as_log
 
 NAMES = st.sampled_from(["", "a", "b", "Zürich", "compute", "device-10", "device-9", "F"])
@@ -106,7 +107,7 @@ def test_a_file_holds_the_events(tmp_path_factory: pytest.TempPathFactory, event
     folder = tmp_path_factory.mktemp("events")
     write_events(EventLog.from_events(events), folder / "log.parquet")
     write_events(events, folder / "list.parquet")
-    assert read_events(folder / "log.parquet") == events
+    assert list(EventFile(folder / "log.parquet")) == events
     assert (folder / "log.parquet").read_bytes() == (folder / "list.parquet").read_bytes()
     assert tuple(pq.read_schema(folder / "log.parquet").names) == FIELDS
 
@@ -116,7 +117,7 @@ def test_a_log_without_events(tmp_path: Path) -> None:
     assert list(log) == [] == list(log.in_order()) == list(log[:5])
     assert log.is_a(*EventKind).tolist() == log.texts("device").tolist() == []
     write_events(log, tmp_path / "events.parquet")
-    assert read_events(tmp_path / "events.parquet") == []
+    assert list(EventFile(tmp_path / "events.parquet")) == []
 
 
 def test_a_log_is_no_key_and_no_text() -> None:
@@ -130,4 +131,4 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     table = to_table([EVENT]).drop_columns(["late_s"])
     pq.write_table(table, tmp_path / "events.parquet")
     with pytest.raises(ValueError, match=r"events\.parquet has the columns .*, arrived_s; it is of another version"):
-        read_events(tmp_path / "events.parquet")
+        EventFile(tmp_path / "events.parquet")
