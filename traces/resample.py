@@ -7,7 +7,8 @@ import numpy as np
 from traces.common.errors import InputError
 from traces.trace import FloatArray, LinkTrace
 
-MAXIMUM_STEPS = 50_000_000
+# Writing a trace of so many steps takes half a gigabyte of memory.
+MAXIMUM_STEPS = 1_000_000
 
 
 def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
@@ -21,7 +22,7 @@ def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
         Seconds, shape (steps + 1,), from 0 to exactly ``duration_s``.
 
     Raises:
-        InputError: A length is not positive and finite, or there would be more than 50 million steps.
+        InputError: A length is not positive and finite, or there would be more than `MAXIMUM_STEPS` steps.
     """
     for name, value_s in (("duration", duration_s), ("step", step_s)):
         if not (math.isfinite(value_s) and value_s > 0):
@@ -43,7 +44,7 @@ def resampled(trace: LinkTrace, step_s: float) -> LinkTrace:
     The last window is shorter if the duration is no multiple of ``step_s``.
 
     Raises:
-        InputError: The step is not positive, or it would give more than 50 million windows.
+        InputError: The step is not positive, or it would give more than `MAXIMUM_STEPS` windows.
     """
     edges_s = step_edges_s(trace.duration_s, step_s)
     latency_s = None

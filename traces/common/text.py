@@ -148,8 +148,8 @@ def parse_json(text: str, valid: str) -> Any:
         raise InputError(f"cannot be read: {error}", valid=valid) from error
 
 
-# A larger file is treated as a mistake: reading it would take gigabytes of memory.
-MOST_BYTES = 128 * 2**20
+# A larger file is treated as a mistake: reading it would take gigabytes of memory, and minutes.
+MOST_BYTES = 64 * 2**20
 
 
 # Seconds for which a pipe may stay without a writer, and with one that writes nothing.

@@ -52,15 +52,18 @@ def read(text: str) -> LinkTrace:
     if text.startswith(RECORDING_HEADER):
         # Text after the last line end is an incomplete row.
         text = text[: text.rindex("\n") + 1]
-    rows = [(line, _cells(row)) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
-    header_line, header = rows[0] if rows else (1, [])
-    columns, rows = _parse_header(header, header_line), rows[1:]
+    rows = text.splitlines()
+    header_line, *lines = [line for line, row in enumerate(rows, start=1) if row.strip()] or [1]
+    header = _cells(rows[header_line - 1]) if rows else []
+    columns = _parse_header(header, header_line)
     values: dict[str, list[float]] = {quantity: [] for quantity, _ in columns}
-    for line, cells in rows:
+    for line in lines:
+        # The cells of one row at a time: those of a whole file would take gigabytes.
+        cells = _cells(rows[line - 1])
         if len(cells) != len(header):
             valid = f"the header names {len(header)}"
             raise LineError(f"the row has {len(cells)} columns", line=line, valid=valid)
-        is_end = line == rows[-1][0] and not any(
+        is_end = line == lines[-1] and not any(
             cell for (quantity, _), cell in zip(columns, cells, strict=True) if quantity != "time"
         )
         for (quantity, power), cell in zip(columns, cells, strict=True):
@@ -68,7 +71,7 @@ def read(text: str) -> LinkTrace:
                 values[quantity].append(parse_scaled(cell, power, name=quantity, line=line))
     if not values["bandwidth"]:
         raise LineError("no row follows the header", line=header_line, valid="give a time and a rate per row")
-    check_rising(values["time"], [line for line, _ in rows])
+    check_rising(values["time"], lines)
     return _trace(values)
 
 
@@ -79,10 +82,10 @@ def write(trace: LinkTrace) -> str:
     if trace.latency_s is not None:
         header.append("latency_s")
         columns.append(trace.latency_s.tolist())
-    rows = [header, *([repr(value) for value in row] for row in zip(*columns, strict=True))]
+    lines = [",".join(header), *(",".join(map(repr, row)) for row in zip(*columns, strict=True))]
     if duration_by_rule_s(trace.times_s) != trace.duration_s:
-        rows.append([repr(trace.duration_s), *[""] * (len(header) - 1)])
-    return "".join(",".join(row) + "\n" for row in rows)
+        lines.append(",".join([repr(trace.duration_s), *[""] * (len(header) - 1)]))
+    return "\n".join(lines) + "\n"
 
 
 def _cells(row: str) -> list[str]:

@@ -49,20 +49,20 @@ def write(trace: LinkTrace) -> str:
     """Write a JSON document with the intervals' rates at full precision; the latency is lost."""
     edges_s = [*trace.times_s.tolist(), trace.duration_s]
     pieces = zip(edges_s, edges_s[1:], trace.bandwidth_bps.tolist(), strict=False)
-    intervals = [
+    intervals = (
         {
-            "sum": {
-                "start": start_s,
-                "end": end_s,
-                "seconds": end_s - start_s,
-                "bytes": round((end_s - start_s) * rate_bps / 8),
-                "bits_per_second": rate_bps,
-                "omitted": False,
-            }
+            "start": start_s,
+            "end": end_s,
+            "seconds": end_s - start_s,
+            "bytes": round((end_s - start_s) * rate_bps / 8),
+            "bits_per_second": rate_bps,
+            "omitted": False,
         }
         for start_s, end_s, rate_bps in pieces
-    ]
-    return json.dumps({"intervals": intervals}, indent=1) + "\n"
+    )
+    # One line for each interval, and one interval at a time in memory.
+    lines = ",\n".join(json.dumps({"sum": interval}) for interval in intervals)
+    return f'{{"intervals": [\n{lines}\n]}}\n'
 
 
 def _kept_sums(intervals: object) -> list[tuple[str, Mapping[str, object]]]:

@@ -23,7 +23,7 @@ DEMO_RUNS = 10
 # Scenario, strategy of the first plan, policies, and number of steps, in which links change and the policies answer.
 LINK_POLICIES = (
     ("two-regions", "megatron", ("depth", "deepcee", "auto"), 50),
-    ("cloud-edge-end-small", "megatron", ("depth",), SMALL_STEPS),
+    ("cloud-edge-end-small", "megatron", ("depth",), 50),
     (DEMO_SCENARIO, DEMO_STRATEGY, ("deepcee",), DEMO_STEPS),
 )
 

@@ -25,7 +25,8 @@ from planner.scenario.training import Optimizer
 from planner.schedules import WHOLE
 from sim.simulator import Simulator
 
-ROUNDS = 5
+# Many short rounds rather than few long ones: on a shared machine, the rate of a core changes from minute to minute.
+ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ EXAMPLE = TrainedCase(
     ModelCode(Path(gpt.__file__), {"vocabulary": 256, "width": 192, "heads": 4, "blocks": 8, "length": 64}),
     samples=4,
     microbatches=8,
-    steps=40,
+    steps=20,
     kind="this-machine",
 )
 
