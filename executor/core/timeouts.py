@@ -4,9 +4,13 @@ The environment variable ``ROPEBRIDGE_TIMEOUTS``, for tests and unusual networks
 such as ``{"stopped_s": 1.0}``. The processes of a job inherit the variable; each host of a job needs its own.
 """
 
-import json
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from traces.common.errors import InputError, unknown_name
+from traces.common.text import parse_object
 
 _VARIABLE = "ROPEBRIDGE_TIMEOUTS"
 
@@ -73,5 +77,25 @@ class Timeouts:
 
 
 def timeouts() -> Timeouts:
-    """Return the timeouts of this process, with the changes of ``ROPEBRIDGE_TIMEOUTS``."""
-    return Timeouts(**json.loads(os.environ.get(_VARIABLE, "{}")))
+    """Return the timeouts of this process, with the changes of ``ROPEBRIDGE_TIMEOUTS``.
+
+    Raises:
+        InputError: The variable is not a JSON object of names of timeouts and seconds.
+    """
+    return _changed(os.environ.get(_VARIABLE, "{}"))
+
+
+@lru_cache(maxsize=8)
+def _changed(text: str) -> Timeouts:
+    where = f"environment variable {_VARIABLE}"
+    try:
+        changes = parse_object(text, 'give a JSON object such as {"stopped_s": 1.0}')
+    except InputError as error:
+        raise error.within(where) from error
+    names = [field.name for field in fields(Timeouts)]
+    for name, value in changes.items():
+        if name not in names:
+            raise unknown_name("timeout", name, names, where=where)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InputError(f"{name} is {str(value)[:40]}", where=where, valid="give seconds, a finite number from 0")
+    return Timeouts(**changes)

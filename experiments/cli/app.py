@@ -169,6 +169,21 @@ def _tell_usage(error: Any) -> None:
         tell(f"ropebridge: {printable(error.format_message().rstrip('.'))}; see '{command} --help'")
 
 
+def _tell_refusal(error: OSError) -> int:
+    """Say in one line what the operating system has refused, and return the command's exit status."""
+    path = printable(str(error.filename or "a file"))[:_MOST_OF_A_PATH]
+    if error.errno in _NO_PATH:
+        tell(f"ropebridge: {path}: this is no path: {error.strerror}; check the words of the command")
+        return 2
+    if error.errno in _NO_ROOM:
+        tell(f"ropebridge: {path} cannot be written: {error.strerror}; make room, or choose another place")
+    elif error.filename is not None:
+        tell(f"ropebridge: {path}: {error.strerror}; check that the path is there and may be used")
+    else:
+        tell(f"ropebridge: the operating system refused: {printable(str(error))[:_MOST_OF_A_PATH]}")
+    return 1
+
+
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
     raise_when_interrupted()
@@ -193,13 +208,9 @@ def main() -> None:
             tell(note)
         sys.exit(1)
     except OSError as error:
-        if error.errno not in (*_NO_ROOM, *_NO_PATH):
-            raise
-        path = printable(str(error.filename or "a file"))[:_MOST_OF_A_PATH]
-        if error.errno in _NO_PATH:
-            tell(f"ropebridge: {path}: this is no path: {error.strerror}; check the words of the command")
-            sys.exit(2)
-        tell(f"ropebridge: {path} cannot be written: {error.strerror}; make room, or choose another place")
+        sys.exit(_tell_refusal(error))
+    except MemoryError:
+        tell("ropebridge: this needs more memory than there is; make the scenario, the trace or the run smaller")
         sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:

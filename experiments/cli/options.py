@@ -91,7 +91,8 @@ PolicyOption = Annotated[
         autocompletion=one_of(POLICIES),
     ),
 ]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of training steps.")]
+# The largest number is a typing error, or takes days to simulate.
+StepsOption = Annotated[int, typer.Option("--steps", min=1, max=10_000_000, help="Number of training steps.")]
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]

@@ -332,7 +332,7 @@ def _huggingface(entry: ModelEntry, part: Part) -> list[_Layer]:
 
 
 # Planning more would take hours.
-_MOST_LAYERS = 10_000
+_MOST_LAYERS = 1_000
 
 
 def _layers(entries: Sequence[LayerEntry], part: Part) -> list[_Layer]:

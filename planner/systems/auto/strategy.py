@@ -229,12 +229,12 @@ _MOST_NEAR, _NEAR = 60, 1.15
 # for slower than evaluated by this factor.
 _DYNAMIC, _ROUNDING = 1.05, 1e-9
 
-# Strategies whose plans are seeds, and most devices for each of them. The planning time of the later ones grows with
-# the square of the number of devices, or faster.
-_SEEDS: tuple[tuple[Callable[[Scenario], Plan], int], ...] = (
-    *((strategy, 64) for strategy in (deepcee, cannikin, lb_bsp, adaptdl, ddp, gpipe, megatron, zb_equal)),
-    (pipedream, 32),
-    *((strategy, 8) for strategy in (asteroid, hetpipe, dapple)),
+# Strategies whose plans are seeds, and most devices and layers for each of them. The planning time of the later ones
+# grows with the square of the number of devices, or faster, that of the last ones also with the square of the layers.
+_SEEDS: tuple[tuple[Callable[[Scenario], Plan], int, float], ...] = (
+    *((strategy, 64, inf) for strategy in (deepcee, cannikin, lb_bsp, adaptdl, ddp, gpipe, megatron, zb_equal)),
+    (pipedream, 32, inf),
+    *((strategy, 8, 64) for strategy in (asteroid, hetpipe, dapple)),
 )
 
 
@@ -305,8 +305,10 @@ def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[st
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
     """Yield plans of other strategies that train synchronously; a strategy that finds no plan is skipped."""
-    devices = len(scenario.cluster.devices)
-    for strategy in (strategy for strategy, most in _SEEDS if devices <= most):
+    devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
+    for strategy, most_devices, most_layers in _SEEDS:
+        if devices > most_devices or layers > most_layers:
+            continue
         try:
             yield strategy(scenario)
         except InputError:

@@ -105,8 +105,8 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "more layers than anybody plans": (
         "repeat: 2",
-        "repeat: 10000",
-        ("22: model.layers: the model has 10,001 layers", "10,000 are possible"),
+        "repeat: 1000",
+        ("22: model.layers: the model has 1,001 layers", "1,000 are possible"),
     ),
     "more microbatches than anybody plans": (
         "  global_batch: 32",

@@ -13,6 +13,7 @@ from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.cost.synchronisation import group_bytes, ring_s
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
+from planner.systems.auto.candidates.cut_points import cut_points, part_memory
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.partition_dp import PartitionCosts
 
@@ -31,19 +32,23 @@ def option_costs(
     """
     classes = dict.fromkeys(each.device_class for each in options)
     places = {each: place for place, each in enumerate(classes)}
-    memory = [option_memory(scenario, each, microbatch) for each in options]
+    memory = [
+        part_memory(scenario, -(-microbatch // each.width), each.degree, recompute=each.recompute) for each in options
+    ]
+    cuts = cut_points(scenario)
     busy_s, round_trip_s = boundary_costs(options, scenario, pipelines, microbatch)
     return PartitionCosts(
-        np.array([[option_table(scenario, each, microbatch).compute_s] for each in options]),
+        cuts,
+        np.array([[option_table(scenario, each, microbatch).compute_s[cuts]] for each in options]),
         launches_s(scenario),
         np.array([[resident] for resident, _ in memory]),
         np.array([[saved] for _, saved in memory]),
         np.array([[each.device_class.memory_bytes] for each in options], np.float64),
-        busy_s,
-        round_trip_s,
+        busy_s[..., cuts[1:] - 1],
+        round_trip_s[..., cuts[1:] - 1],
         np.array(
             [
-                _sums_s(scenario, each.device_class, each.degree, round(pipelines * each.width * holder_factor))
+                _sums_s(scenario, each.device_class, each.degree, round(pipelines * each.width * holder_factor))[cuts]
                 for each in options
             ]
         ),

@@ -34,10 +34,12 @@ WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
 class PartitionCosts(NamedTuple):
     """Costs of layers on each option, for one microbatch. Times are in seconds, for forward and backward together.
 
-    Entry i of a running sum covers layers 0 to i - 1. A range of layers is given by its first layer and its end layer,
-    which is not included. Of two neighbouring stages, the front one has the earlier layers, the rear one the later.
+    Layers are those of the model or, if it has many, parts of it (`cut_points`). Entry i of a running sum covers layers
+    0 to i - 1. A range of layers is given by its first layer and its end layer, which is not included. Of two
+    neighbouring stages, the front one has the earlier layers, the rear one the later.
 
     Attributes:
+        cuts: First layer of each part in the model, followed by the model's number of layers, [layers + 1].
         compute_s: Running sum of the layers' compute times, [options, devices, layers + 1].
         launches_s: Overhead of a stage for launching forward and backward.
         resident_bytes: Memory of a range of layers without microbatches, [options, devices, first layer, end layer].
@@ -55,6 +57,7 @@ class PartitionCosts(NamedTuple):
         adds_sums: Whether gradient sums count as part of the round trip.
     """
 
+    cuts: Ints
     compute_s: Floats
     launches_s: float
     resident_bytes: Floats
@@ -95,7 +98,7 @@ class Partition(NamedTuple):
         bottleneck_s: Bound that no stage and no link exceeds, seconds; infinite if no pipeline fits.
         round_trip_s: Time from a microbatch's first forward to its last backward, seconds.
         option: Index of the option of each stage, first stage first, [stages]; empty if no pipeline fits.
-        first_layer: Index of the first layer of each stage, [stages].
+        first_layer: Index in the model of the first layer of each stage, [stages].
     """
 
     bottleneck_s: float
@@ -148,7 +151,7 @@ def best_partition(
     found_s, start = best_start(round_trip_s, 0, contexts)
     option, first_layer = np.empty(most_stages, np.int64), np.empty(most_stages, np.int64)
     stages = unwind(start, next_state, option, first_layer)
-    return Partition(best_bound_s, found_s, option[:stages], first_layer[:stages])
+    return Partition(best_bound_s, found_s, option[:stages], costs.cuts[first_layer[:stages]])
 
 
 @njit(cache=True)

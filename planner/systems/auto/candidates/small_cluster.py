@@ -16,6 +16,7 @@ from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Ints
 from planner.systems.auto.candidates.build import QUICK_ORDER, with_hiding_depths
+from planner.systems.auto.candidates.cut_points import cut_points
 from planner.systems.auto.candidates.subset_dp import (
     SubsetPipelines,
     best_pipelines,
@@ -110,14 +111,14 @@ def small_cluster_plans(devices: Sequence[Device], scenario: Scenario, strategy:
         scenario: Scenario that the plans are for.
         strategy: Name that the plans give as their strategy.
     """
-    batch, layers = scenario.training.global_batch, len(scenario.model.layers)
+    batch, parts = scenario.training.global_batch, len(cut_points(scenario)) - 1
     found: dict[int, SubsetPipelines] = {}
     evenly = {-(-batch // count) for count in _COUNTS}
-    few = count_pipelines(len(devices), layers) <= _MOST_TIMED
+    few = count_pipelines(len(devices), parts) <= _MOST_TIMED
     for microbatch in sorted({size for size in _MICROBATCHES if size < batch} | evenly):
         costs, count = subset_costs(devices, scenario, microbatch), -(-batch // microbatch)
         found[microbatch] = (
-            timed_pipelines(costs, count, *all_pipelines(len(devices), layers))
+            timed_pipelines(costs, count, *all_pipelines(len(devices), parts))
             if few
             else best_pipelines(costs, count, bounds_grid(costs))
         )

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.cost.layers import launches_s, layer_table, range_memory
+from planner.cost.layers import launches_s, layer_table
 from planner.cost.network import nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
+from planner.systems.auto.candidates.cut_points import cut_points, part_memory
 from planner.systems.auto.candidates.partition_dp import (
     Limits,
     PartitionCosts,
@@ -44,7 +45,7 @@ class SubsetPipelines(NamedTuple):
         round_trip_s: Time from a microbatch's first forward to its last backward, plus the time of all stages' gradient
             sums, seconds, [pipelines].
         devices: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
-        first_layer: Index of the first layer of each stage, [pipelines, most stages].
+        first_layer: Index in the model of the first layer of each stage, [pipelines, most stages].
     """
 
     used: Ints
@@ -82,10 +83,10 @@ def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: 
 
 def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> PartitionCosts:
     """Return the costs of all sets of devices: option i is set i + 1, and a context is the set of all used devices."""
-    subsets = range(1, 1 << len(devices))
-    shape = (len(subsets), len(devices), len(scenario.model.layers) + 1)
+    subsets, cuts = range(1, 1 << len(devices)), cut_points(scenario)
+    shape = (len(subsets), len(devices), len(cuts))
     seconds, resident, saved = np.zeros(shape), np.zeros((*shape, shape[-1])), np.zeros((*shape, shape[-1]))
-    states = layer_table(scenario, devices[0].kind, microbatch).state_bytes
+    states = layer_table(scenario, devices[0].kind, microbatch).state_bytes[cuts]
     no_samples_s = _NO_SAMPLES_S * np.arange(shape[-1])
     for subset in subsets:
         members = devices_of(subset, devices)
@@ -93,9 +94,9 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
         for number, device in enumerate(devices):
             if device in members:
                 samples = shares[device.name]
-                compute_s = layer_table(scenario, device.kind, samples).compute_s if samples else no_samples_s
+                compute_s = layer_table(scenario, device.kind, samples).compute_s[cuts] if samples else no_samples_s
                 seconds[subset - 1, number] = compute_s
-                resident[subset - 1, number], saved[subset - 1, number] = range_memory(scenario, samples)
+                resident[subset - 1, number], saved[subset - 1, number] = part_memory(scenario, samples)
     is_member = np.array([[subset >> number & 1 for number in range(len(devices))] for subset in subsets])
     capacity = np.array([device.memory_bytes for device in devices], np.float64)
     busy_s, delivery_s = _boundary_costs(devices, scenario, microbatch)
@@ -103,6 +104,7 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     sums_s = np.array([_gradient_sum_s(devices_of(subset, devices), scenario) for subset in subsets])
     context = np.arange(len(subsets) + 1)[:, None, None]
     return PartitionCosts(
+        cuts,
         seconds,
         launches_s(scenario),
         resident,
@@ -122,11 +124,12 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
 
 
 def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int) -> tuple[Floats, Floats]:
-    """Return the time to send each layer's output from one set to another, and the time until it arrives.
+    """Return the time to send each part's output from one set to another, and the time until it arrives.
 
-    Both are arrays of seconds, [sending set - 1, receiving set - 1, layers].
+    Both are arrays of seconds, [sending set - 1, receiving set - 1, parts].
     """
-    subsets, outputs = range(1, 1 << len(devices)), np.array([layer.output_bytes for layer in scenario.model.layers])
+    subsets, layers = range(1, 1 << len(devices)), scenario.model.layers
+    outputs = np.array([layers[end - 1].output_bytes for end in cut_points(scenario)[1:].tolist()])
     busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
     for one in subsets:
         for other in subsets:
@@ -177,9 +180,8 @@ def best_pipelines(costs: PartitionCosts, microbatches: int, bounds_s: Floats) -
     # A pipeline that is found with several bounds is kept with the least one.
     _, first = np.unique(stages, axis=0, return_index=True)
     bound, used = bound[first], used[first]
-    return SubsetPipelines(
-        used, bounds_s[bound], round_trip_s[bound, used], subset[bound, used], first_layer[bound, used]
-    )
+    first_layers = costs.cuts[first_layer[bound, used]]
+    return SubsetPipelines(used, bounds_s[bound], round_trip_s[bound, used], subset[bound, used], first_layers)
 
 
 def timed_pipelines(costs: PartitionCosts, microbatches: int, subset: Ints, first_layer: Ints) -> SubsetPipelines:
@@ -189,12 +191,12 @@ def timed_pipelines(costs: PartitionCosts, microbatches: int, subset: Ints, firs
         costs: Costs of every set of devices.
         microbatches: Number of microbatches of a step, which limits the number in flight at a stage.
         subset: Set of devices of each stage, 0 after the last stage, [pipelines, most stages].
-        first_layer: Index of the first layer of each stage, [pipelines, most stages].
+        first_layer: Index of the first part of each stage, [pipelines, most stages].
     """
     bound_s, round_trip_s = _time_pipelines(costs, microbatches, subset, first_layer)
     fits = np.isfinite(bound_s)
     used = np.bitwise_or.reduce(subset, axis=1)
-    return SubsetPipelines(used[fits], bound_s[fits], round_trip_s[fits], subset[fits], first_layer[fits])
+    return SubsetPipelines(used[fits], bound_s[fits], round_trip_s[fits], subset[fits], costs.cuts[first_layer[fits]])
 
 
 @njit(cache=True)

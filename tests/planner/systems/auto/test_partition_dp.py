@@ -43,6 +43,7 @@ def case(
     """Options as (device class, most stages); a transfer both ways takes ``transfer_s``."""
     made = [StageOption(CLASSES[number], 1, 1, False, most) for number, most in options]
     costs = PartitionCosts(
+        np.arange(compute_s.shape[1]),
         compute_s[:, None, :],
         launches_s,
         ranges(sizes),
