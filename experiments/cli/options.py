@@ -91,8 +91,10 @@ PolicyOption = Annotated[
         autocompletion=one_of(POLICIES),
     ),
 ]
-# The largest number is a typing error, or takes days to simulate.
-StepsOption = Annotated[int, typer.Option("--steps", min=1, max=10_000_000, help="Number of training steps.")]
+# More steps are a typing error, or take days to simulate.
+MOST_STEPS = 10_000_000
+
+StepsOption = Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Number of training steps.")]
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]

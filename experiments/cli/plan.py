@@ -1,11 +1,13 @@
 """The verbs `demo`, `plan`, `simulate`, `compare`, `report`, `sweep` and `backtest`."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from experiments.cli.options import (
+    MOST_STEPS,
     POLICIES,
     RIVALS,
     BackupOption,
@@ -89,7 +91,9 @@ def simulate(
     orders: OrdersOption = None,
     policy: PolicyOption = "none",
     backup_every: BackupOption = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of training steps.", show_default="20")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=MOST_STEPS, help="Number of training steps.", show_default="20")
+    ] = None,
     duration: Annotated[
         str | None,
         typer.Option(help="Simulated time after which no step starts, such as '60 min'; instead of --steps."),
@@ -107,11 +111,14 @@ def simulate(
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
 
-    def simulator(folder: Path | None) -> Simulator:
-        return Simulator(duration_s, backup_every, None if folder is None else folder / EVENTS)
+    with TemporaryDirectory(prefix="ropebridge-simulation-") as temporary:
 
-    record = carry_out(chosen, planned, policy, count, output, simulator)
-    say(present(record, as_json))
+        def simulator(folder: Path | None) -> Simulator:
+            # Long simulations do not fit into memory.
+            return Simulator(duration_s, backup_every, (folder or Path(temporary)) / EVENTS)
+
+        record = carry_out(chosen, planned, policy, count, output, simulator)
+        say(present(record, as_json))
 
 
 def compare(

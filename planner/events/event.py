@@ -99,9 +99,13 @@ def to_table(events: Iterable[Event]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
+# Rows of a row group of a Parquet file, all of which are in memory while the file is written in parts.
+GROUP_ROWS = 131_072
+
+
 def write_events(events: Iterable[Event], path: Path) -> None:
     """Write the events to a Parquet file; equal events give equal bytes."""
-    pq.write_table(to_table(events), path)
+    pq.write_table(to_table(events), path, row_group_size=GROUP_ROWS)
 
 
 class EventWriter:

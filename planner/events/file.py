@@ -10,15 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from planner.events.event import SCHEMA, EventKind
+from planner.events.event import GROUP_ROWS, SCHEMA, EventKind
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, EventParts, join
 from traces.common.errors import InputError, RunError
 
 # Rows that are in memory at once while a file is read or spooled.
 PART_ROWS = 65_536
-
-# Rows of a row group in the files that pyarrow writes at once; a file that is written in parts has equal bytes.
-_GROUP_ROWS = 1024 * 1024
 
 
 class EventFile(EventParts):
@@ -82,7 +79,7 @@ class EventFile(EventParts):
 
     def _batches(self, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
-            for batch in self._file.iter_batches(PART_ROWS, columns=list(fields)):
+            for batch in self._file.iter_batches(PART_ROWS, columns=list(fields), use_threads=False):
                 if any(column.null_count for column in batch.columns):
                     raise ValueError("an event lacks a value")
                 yield batch
@@ -142,7 +139,7 @@ class EventSpool:
         pending: dict[int, EventLog] = {}
         with pq.ParquetFile(self._unsorted) as file:
             for part, until_s in zip(order, [*later_s, np.inf], strict=True):
-                table = file.read_row_group(part)
+                table = file.read_row_group(part, use_threads=False)
                 pending[part] = EventLog(names, {name: table.column(name).to_numpy() for name in FIELDS})
                 ready = []
                 for number in sorted(pending):
@@ -176,9 +173,9 @@ def _write_sorted(logs: Iterable[EventLog], path: Path) -> None:
         for log in logs:
             waiting.append(_table(log))
             rows += len(log)
-            while rows >= _GROUP_ROWS:
+            while rows >= GROUP_ROWS:
                 joined = pa.concat_tables(waiting)
-                writer.write_table(joined.slice(0, _GROUP_ROWS).combine_chunks(), _GROUP_ROWS)
-                waiting, rows = [joined.slice(_GROUP_ROWS)], rows - _GROUP_ROWS
+                writer.write_table(joined.slice(0, GROUP_ROWS).combine_chunks(), GROUP_ROWS)
+                waiting, rows = [joined.slice(GROUP_ROWS)], rows - GROUP_ROWS
         if rows:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks(), _GROUP_ROWS)
+            writer.write_table(pa.concat_tables(waiting).combine_chunks(), GROUP_ROWS)
