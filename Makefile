@@ -2,16 +2,18 @@
 # make test    install into .venv and run the tests
 # make check   format, lint, types, house rules
 # make gpu     check and measure on a GPU
+# make lock    choose the newest versions of all packages; make sbom lists what is installed
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_GPU := .venv/gpu/.installed
+TOOLS := .venv/tools/.installed
 
 # Tests start a thousand processes, which would all compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow check bench gpu schemas reference clean
+.PHONY: demo test test-slow check bench gpu schemas reference lock sbom clean
 
 demo: $(INSTALLED)
 	$(BIN)/ropebridge demo
@@ -61,10 +63,12 @@ schemas: $(INSTALLED)
 reference: $(INSTALLED)
 	$(BIN)/python -m experiments.tools.documentation reference docs/reference
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("ropebridge needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[executor,solve,dev]'
+	$(BIN)/pip install --quiet --require-hashes --requirement requirements.lock
+	@# What is left is torch, whose builds differ from index to index, and ropebridge itself.
+	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[executor,solve,dev]'
 	@# Otherwise every process of the tests compiles what it calls.
 	$(BIN)/python -m experiments.tools.compile_kernels
 	touch $(INSTALLED)
@@ -75,6 +79,21 @@ $(INSTALLED_GPU): pyproject.toml
 	$(PYTHON) -m venv --system-site-packages .venv/gpu
 	.venv/gpu/bin/pip install --quiet --editable '.[gpu]'
 	touch $(INSTALLED_GPU)
+
+# The versions and hashes of all packages but torch, for every platform and Python from 3.11 on; what torch needs is named.
+lock: $(TOOLS)
+	printf '%s\n' safetensors filelock fsspec jinja2 networkx 'setuptools>=77,<82' sympy typing-extensions | \
+		.venv/tools/bin/uv pip compile pyproject.toml - --extra solve --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --no-header --quiet --upgrade --output-file requirements.lock
+
+# The packages that are installed, in CycloneDX.
+sbom: $(INSTALLED) $(TOOLS)
+	.venv/tools/bin/cyclonedx-py environment $(BIN)/python --of JSON --output-file sbom.json
+
+$(TOOLS):
+	$(PYTHON) -m venv .venv/tools
+	.venv/tools/bin/pip install --quiet cyclonedx-bom uv
+	touch $(TOOLS)
 
 clean:
 	rm -rf .venv
