@@ -12,7 +12,6 @@ from planner.cost.synchronisation import update_edges
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
-from sim.async_updates import AsyncUpdates, UpdateMessage
 from sim.backups import BackupFlows, BackupMessage
 from sim.engine import PostedReceives, StepEngine
 from sim.kernel.devices import make_devices
@@ -22,6 +21,7 @@ from sim.network.network import Network
 from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
 from sim.step_gate import PolicyClock, StepGate, StopCondition
+from sim.updates.async_updates import AsyncUpdates, UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)

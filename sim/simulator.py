@@ -17,10 +17,10 @@ from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.faults import known_away, noticed_absences, with_ended_hangs
 from planner.scenario.scenario import Scenario
-from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.step_gate import PolicyClock, StopCondition
+from sim.updates.async_updates import AsyncUpdates
 from traces.common.errors import RunError
 
 

@@ -133,7 +133,7 @@ class IncomingUpdates:
 class UpdateMessages:
     """The updates that one rank sends to other pipelines, and those that it receives.
 
-    The staleness of updates is that of `sim.async_updates`.
+    The staleness of updates is that of `sim.updates.async_updates`.
 
     Args:
         edges: Every pair of devices between which updates are sent, with the layers.

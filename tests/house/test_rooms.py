@@ -42,6 +42,7 @@ ROOMS = [
     "planner",
     "sim/kernel",
     "sim/network",
+    "sim/updates",
     "sim",
     "executor/core",
     "executor/wan",

@@ -26,11 +26,11 @@ from planner.step.compile import compile_step
 from planner.step.evaluate import step_time_s
 from planner.step.graph import longest_path
 from planner.systems.registry import make_plan
-from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.recorder import Recorder
 from sim.simulator import Simulator
 from sim.step_gate import StopCondition
+from sim.updates.async_updates import AsyncUpdates
 
 SIZES = ((16, 64), (32, 256))
 # A pipeline with more and more microbatches: the simulator's time must not grow faster than the number of actions.

@@ -16,12 +16,12 @@ from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from sim.async_updates import AsyncUpdates
 from sim.epoch import Epoch, EpochRun
 from sim.kernel.advance import SHARED
 from sim.recorder import Recorder
 from sim.simulator import Simulator
 from sim.step_gate import StopCondition
+from sim.updates.async_updates import AsyncUpdates
 from tests.helpers.scenarios.builders import mesh_scenario
 from traces.trace import LinkTrace
 

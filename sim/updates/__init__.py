@@ -1,0 +1,1 @@
+"""Updates between pipelines that do not sum their gradients: what each sends when, and what waits for it."""
