@@ -12,11 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from executor.control import node_agent
+from executor.control.arrivals import with_arrivals
 from executor.control.attempts import AttemptFolder, losses_of_ranks, rows_of_ranks
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
 from executor.control.policy_driver import PolicyDriver
 from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
+from executor.control.workers import WorkersCoordinator
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
@@ -112,7 +114,7 @@ class TorchBackend:
         )
         supports(plan, scenario, self.compute, emulator)
         if self.hosts is not None:
-            check_spread(scenario, emulator)
+            check_spread(plan, scenario, emulator)
             self.tell(links_in_the_clear(self.hosts))
         if self.compute == "real":
             _check_model(scenario, plan)
@@ -144,6 +146,7 @@ class TorchBackend:
             on_this_device=self.on_this_device,
             at_profile_speed=self.at_profile_speed,
             allows_nan=self.allow_nan,
+            decoupled=plan.synchronisation.is_decoupled,
         )
         if checkpoints is not None:
             config = replace(
@@ -178,6 +181,8 @@ class TorchBackend:
             if rows is not None:
                 rows.close()
                 events = read_event_stream(published)
+                if config.decoupled:
+                    events = with_arrivals(events)
                 losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
             else:
                 # Of ranks that may be lost, each step is published: they leave no files.
@@ -318,7 +323,8 @@ def run_job(
         with ended(agent):
             server = ControlServer(_listening(own, agent, job), own, read_key(job.key), job, len(devices), hosts)
             try:
-                coordinator = Coordinator(job, devices, hosts, server, driver)
+                kind = WorkersCoordinator if job.read_config().decoupled else Coordinator
+                coordinator = kind(job, devices, hosts, server, driver)
                 try:
                     coordinator.run()
                 except BaseException as error:

@@ -102,29 +102,40 @@ def check_supported(
         check_groups(plan, scenario)
         _check_tied(plan, scenario)
         _check_regional_data(plan, scenario)
-        if not on_this_device and (recovers or emulator != "none"):
-            _check_nccl(plan, scenario, "--backup-every" if recovers else "--emulate-wan")
+        replaces = recovers or plan.synchronisation.is_decoupled
+        if not on_this_device and (replaces or emulator != "none"):
+            option = "--backup-every" if recovers else "synchronisation.method" if replaces else "--emulate-wan"
+            _check_nccl(plan, scenario, option)
     _check_effects(scenario, compute)
     if emulator == "shaper":
         _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
         on_link = isinstance(fault, LinkOutage)
-        if (on_link and emulator != "relay") or not (on_link or recovers):
+        if (on_link and emulator != "relay") or not (on_link or recovers or plan.synchronisation.is_decoupled):
             raise _unsupported(
                 f"a fault of the kind '{type(fault).__name__}'",
                 f"faults[{number}]",
-                "outages of links need '--emulator relay'; absences and hangs of devices need '--backup-every'",
+                "outages of links need '--emulator relay'; absences and hangs of devices need '--backup-every' or the "
+                "method diloco-decoupled",
             )
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
+    if plan.synchronisation.is_decoupled:
+        _check_decoupled(plan)
     if recovers:
         _check_recovery(plan)
     if checkpoints:
         _check_checkpoints(plan, compute)
 
 
-def check_spread(scenario: Scenario, emulator: Emulator) -> None:
-    """Raise `InputError` if a run on several machines asks for emulated links or for faults."""
+def check_spread(plan: Plan, scenario: Scenario, emulator: Emulator) -> None:
+    """Raise `InputError` if a run on several machines asks for emulated links, for faults, or for syncers."""
+    if plan.synchronisation.is_decoupled:
+        raise _unsupported(
+            f"method '{plan.synchronisation.method}' on several machines",
+            "synchronisation.method",
+            "use the method 'diloco-streaming'",
+        )
     if emulator != "none":
         raise InputError(
             "links are emulated on one machine only",
@@ -219,9 +230,17 @@ def _check_nccl(plan: Plan, scenario: Scenario, option: str) -> None:
 def _check_recovery(plan: Plan) -> None:
     valid = "leave '--backup-every' out"
     if plan.synchronisation.method != "allreduce":
-        raise _unsupported("recovery of pipelines that train without a barrier", "synchronisation.method", valid)
+        what = "copies of the state of pipelines that train without a barrier"
+        others = "" if plan.synchronisation.is_decoupled else ", and write checkpoints or choose diloco-decoupled"
+        raise _unsupported(what, "synchronisation.method", f"{valid}{others}")
     if any(replica.partners for replica in plan.replicas):
         raise _unsupported("recovery of tensor-parallel groups", "pipelines", valid)
+
+
+def _check_decoupled(plan: Plan) -> None:
+    method = plan.synchronisation.method
+    if any(replica.partners for replica in plan.replicas):
+        raise _unsupported(f"tensor parallelism with method '{method}'", "pipelines", "leave 'partners' out")
 
 
 def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:

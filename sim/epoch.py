@@ -1,14 +1,16 @@
 """An epoch of a run: steps for which devices, layers and connections stay where they are."""
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import simpy
 
 from planner.adapt.migration import LayerTransfer
 from planner.check.paths import between_stages
-from planner.cost.synchronisation import update_edges
+from planner.cost.synchronisation import syncer_pairs, update_edges
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
@@ -22,6 +24,7 @@ from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
 from sim.step_gate import PolicyClock, StepGate, StopCondition
 from sim.updates.async_updates import AsyncUpdates, UpdateMessage
+from sim.updates.decoupled import DecoupledUpdates, LayersMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Epoch:
         for pipeline in self.plan.pipelines if adapts else ():
             pairs |= dict.fromkeys(between_stages(pipeline), False)
         pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(self.plan, scenario)}
+        pairs |= dict.fromkeys(syncer_pairs(self.plan), True)
         return pairs | {(each.source, each.target): True for each in (*self.transfers, *backups)}
 
 
@@ -88,12 +92,20 @@ class EpochRun:
         self._backups = BackupFlows(plan, scenario, backup_every, epoch.first_step)
         pairs = epoch.communicating_pairs(scenario, self._backups.moves, adapts=policy is not None)
         self.network = Network(self._environment, scenario, pairs, plan.connections)
-        self.gate = StepGate(scenario, policy, stop, len(actors), epoch.first_step, epoch.observed_steps)
+        is_decoupled = plan.synchronisation.is_decoupled
+        # Then the gate holds nobody back: workers may take more steps than the run has global batches.
+        gated = StopCondition(sys.maxsize) if is_decoupled else stop
+        self.gate = StepGate(scenario, policy, gated, len(actors), epoch.first_step, epoch.observed_steps)
         self.steps = StepRuns(plan, self.gate.adaptation, scenario, self.network)
         ready_notice = scenario.effects.network.ready_notice
         self._receives = PostedReceives(self.steps, self.gate, self.network) if ready_notice else None
         self._engine = StepEngine(self._environment, scenario, self.network, self._devices, self.steps, self._receives)
         self.updates = updates
+        self._decoupled: DecoupledUpdates | None = None
+        if is_decoupled:
+            run = (self._environment, self.network, plan, scenario, actors)
+            limits = (stop.steps, stop.duration_s)
+            self._decoupled = DecoupledUpdates(*run, *limits, self._enter_at, self.gate.leave, recorder.add)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
@@ -112,6 +124,13 @@ class EpochRun:
         self._advance(until_s)
         while self._environment.peek() < until_s:
             self._next_event(until_s)
+
+    def close(self) -> None:
+        """Record the steps that not all devices have taken, after the end of the run."""
+        if self._decoupled is not None:
+            self._decoupled.close(self.now_s)
+            for _, step in sorted(self.steps.items()):
+                self._recorder.finish_part(step)
 
     def receive_layers(self) -> float:
         """Process events until all layers have arrived; return the time of the last arrival, seconds.
@@ -177,6 +196,9 @@ class EpochRun:
                 self._recorder.add(self.updates.send_event(message))
                 for number, actor in self.updates.arrive(message):
                     self._enter(number, [actor])
+            case LayersMessage():
+                assert self._decoupled is not None
+                self._decoupled.deliver(message)
             case _:
                 self._finish(self._engine.arrive(message), until_s)
 
@@ -185,6 +207,9 @@ class EpochRun:
         for number, actors in self._engine.advance():
             for actor in actors if self.updates.edges else ():
                 self._send_updates(self.updates.finish(actor, float(self._devices.clock_s[actor])))
+            if self._decoupled is not None:
+                for actor in actors:
+                    self._decoupled.finish(number, actor, float(self._devices.clock_s[actor]))
             self._enter(number + 1, actors)
             step = self.steps[number]
             step.unfinished -= len(actors)
@@ -195,8 +220,15 @@ class EpochRun:
             edge = self.updates.edges[message.edge]
             self.network.connection(edge.sender, edge.receiver).send(message)
 
+    def _enter_at(self, number: int, actors: list[int], now_s: float) -> None:
+        """Let actors that have waited for it start a step, not before ``now_s``."""
+        self._devices.clock_s[actors] = np.maximum(self._devices.clock_s[actors], now_s)
+        self._enter(number, actors)
+
     def _enter(self, number: int, actors: list[int]) -> None:
         """Let actors start a step, or wait until they may."""
+        if self._decoupled is not None:
+            actors = self._decoupled.admit(number, actors, lambda actor: float(self._devices.clock_s[actor]))
         if not actors:
             return
         admitted = self.gate.admit(number, actors, self._devices.clock_s)

@@ -63,6 +63,11 @@ class Recorder:
         self._unobserved = []
         return chain(events, others) if others else events
 
+    def finish_part(self, step: StepRun) -> None:
+        """Record what has happened of a step that not all devices have taken."""
+        events = self._events(step)
+        self.keep(events.take(np.flatnonzero(~np.isnan(events.columns["end_s"]))))
+
     def until(self, time_s: float, step: StepRun) -> EventLog:
         """Return the events of an unfinished step that ended by ``time_s``, when the step may be lost.
 
@@ -76,7 +81,7 @@ class Recorder:
         return EventLog(events.names, {**events.columns, "arrived_s": seen_s})
 
     def keep(self, events: EventLog) -> None:
-        """Record events that `until` returned."""
+        """Record events of a step."""
         self._parts.append(events.columns)
         self._count(len(events))
 

@@ -84,7 +84,8 @@ class Run:
         spool: EventSpool | None,
     ) -> None:
         self._faults = scenario.faults
-        self._scenario = replace(scenario, faults=with_ended_hangs(self._faults)) if backup_every else scenario
+        replaces = backup_every or plan.synchronisation.is_decoupled
+        self._scenario = replace(scenario, faults=with_ended_hangs(self._faults)) if replaces else scenario
         self._plan = plan
         self._adaptation = adaptation
         self._stop = stop
@@ -106,6 +107,7 @@ class Run:
                 self._scenario, epoch, self._policy, self._stop, self._recorder, self._updates, self._backup_every
             )
             epoch = self._run_to_departure(epoch_run, epoch.plan) or self._next_epoch(epoch_run)
+        epoch_run.close()
         for event in chain(self._updates.events(), fault_events(self._faults, epoch_run.now_s)):
             self._recorder.add(event)
         return self._recorder.log()

@@ -22,18 +22,19 @@ class StopCondition:
 
     If one device has been allowed to start a step, all devices may start the step, even at a later time.
 
-    Args:
+    Attributes:
+        steps: Number of steps.
         duration_s: Time from which no step starts, seconds from the start of the run.
     """
 
     def __init__(self, steps: int, duration_s: float = math.inf) -> None:
         self.steps = steps
-        self._duration_s = duration_s
+        self.duration_s = duration_s
         self._allowed = 0
 
     def allows(self, step: int, now_s: float) -> bool:
         """Return whether a device that is ready for a step at ``now_s`` seconds of the run may start it."""
-        if now_s < self._duration_s:
+        if now_s < self.duration_s:
             self._allowed = max(self._allowed, step + 1)
         return step < min(self._allowed, self.steps)
 
@@ -171,6 +172,10 @@ class StepGate:
         held_back = self._disallowed.pop(step, [])
         self.unfinished += len(held_back)
         return [*actors, *held_back]
+
+    def leave(self, actors: int) -> None:
+        """Count a number of actors that begin no further step."""
+        self.unfinished -= actors
 
     def finish(self, step: int, events: Iterable[Event], over_s: float) -> Decision | None:
         """Record that all actors have finished a step at ``over_s`` seconds; return the policy's decision, or None."""

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.events.event import UPDATE_ACTION, Event, EventKind
+from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.actions import Kind
 
 # Identifies a message: sender, receiver, step, action, pipeline, receiving stage, microbatch.
@@ -18,7 +18,7 @@ def with_arrivals(events: Iterable[Event]) -> list[Event]:
     for event in sorted(rows, key=_arrived_s):
         if event.kind is EventKind.RECEIVE:
             arrivals[_identity(event, event.peer, event.device, event.stage)].append(event)
-        elif event.kind is EventKind.UPDATE:
+        elif event.kind is EventKind.UPDATE and event.action != OUTER_ACTION:
             told = replace(event, action=UPDATE_ACTION)
             arrivals[_identity(told, event.peer, event.device, event.stage)].append(event)
     found = []

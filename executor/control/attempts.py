@@ -149,6 +149,10 @@ def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[
         tell: Called with a line if rows of earlier attempts are missing, or are of devices that the scenario lacks.
     """
     folders = _folders(checkpoints.resolve() / _RECORD)
+    if record.plan.synchronisation.is_decoupled:
+        if len(folders) > 1:
+            tell("the record has the last attempt only: pipelines at their own speed have no step in common")
+        return record
     try:
         about, began_s = _about(folders[-1])
         first_step = int(about["first_step"])

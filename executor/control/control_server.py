@@ -31,6 +31,11 @@ head → rank  ``ended``: the session is over                                   
 rank → head  ``report``: the rank's copies of layers                                 the session of the rank has ended
 rank → head  ``done``                                                               the rank has written all its results
 head → rank  ``finished``                                                            all ranks are done
+rank → head  ``serves``: an address                                                  a syncer listens
+head → rank  ``last``: a step, before which the rank's pipeline ends                 all samples are given out
+rank → head  ``last``: a device                                                      it has sent a syncer its last
+head → rank  ``conclude``                                                            all pipelines have sent theirs
+rank → head  ``rows``: event rows                                                    a syncer has some
 rank → head  ``file``: the next piece of a file; no payload at the file's end        the run has ended, on other hosts
 rank → head  ``files-sent``                                                          the rank has sent all its files
 ============ ======================================================================= ===================================

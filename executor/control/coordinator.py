@@ -57,7 +57,8 @@ class Coordinator:
     def __post_init__(self, job: JobFolder) -> None:
         self._scenario, self._plan, self._config = job.read()
         self._recovers = self._config.backup_every > 0
-        absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if self._recovers else []
+        replaces = self._config.replaces
+        absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if replaces else []
         documents = job.documents() if self._hosts is not None else {}
         self._processes = RankProcesses(
             self._devices,
@@ -65,7 +66,7 @@ class Coordinator:
             self._server,
             documents,
             [fault for fault in absences if fault.device in self._devices],
-            self._recovers,
+            replaces,
         )
         self._processes.greet(self._server.own_agent)
         self._agreements = Agreements(self._answer)
@@ -94,9 +95,12 @@ class Coordinator:
                 self._begin(self._session.spec)
             while not self._follow_session():
                 self._regroup()
+        self._finish(self._session.spec.ranks)
+
+    def _finish(self, ranks: Collection[int]) -> None:
+        """Let all processes end, whose results are written; ``ranks`` are those whose files are needed."""
         self._processes.is_finished = True
         self._server.send(self._processes.all_peers(), "finished")
-        ranks = self._session.spec.ranks
         self._wait(lambda: all(map(self._processes.has_brought_files, ranks)))
         until_s = time.monotonic() + timeouts().host_exit_s if self._hosts is not None else math.inf
         self._wait(lambda: not any(state.is_running for state in self._processes.ranks), until_s=until_s)
@@ -195,14 +199,19 @@ class Coordinator:
         elif kind == "files-sent":
             self._processes.ranks[rank].has_sent_files = True
         else:
-            self._session.hear(rank, message)
+            self._hear_session(rank, message)
+
+    def _hear_session(self, rank: int, message: Message) -> None:
+        """Handle a rank's message about its session."""
+        self._session.hear(rank, message)
 
     def _check_end(self, rank: int) -> None:
         """Raise if a rank's process has ended with status 0 before the run is finished."""
         state, steps = self._processes.ranks[rank], self._config.steps - self._config.first_step
         # Once the connection has ended too, all messages of the process have been handled.
         has_left = state.has_ended and state.peer is None and not self._processes.is_finished
-        if self._driver is not None and has_left and (self._recovers or self._session.publications[rank] < steps):
+        replaces = self._config.replaces
+        if self._driver is not None and has_left and (replaces or self._session.publications[rank] < steps):
             raise RunError(f"{self._processes.name(rank)} ended before the end of the run")
 
     def _answer(self, rank: int, topic: str, outcome: Disagreement | None) -> None:
@@ -217,7 +226,7 @@ class Coordinator:
         self._processes.origin_s = origin_s
         if self._config.attempt:
             AttemptFolder(Path(self._config.attempt)).begin(origin_s)
-        if not self._recovers:
+        if not self._config.replaces:
             return
         for fault in self._scenario.faults:
             if not isinstance(fault, Absence | Hang) or fault.device not in self._devices:

@@ -240,8 +240,23 @@ class PolicyDriver:
         before = self._first_sample + samples_before(step, self._timeline)
         return NewPlan(plan, before, self._moves.get(step))
 
+    def collect(self, parts: Iterable[dict[str, Any]]) -> list[Event]:
+        """Record the rows in parts, without the arrivals that other parts may tell; return them."""
+        return self._record([event for part in parts for event in unpack(part["rows"], self._devices)])
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress of a run whose pipelines finish no step together."""
+        self._watch(progress)
+
+    def lose_worker(self, gone: Sequence[str], now_s: float) -> None:
+        """Note that a pipeline has lost devices at run second ``now_s``, and that the others go on."""
+        self.absences.begin(gone, now_s)
+        self._tell(f"lost: {', '.join(gone)}; the other pipelines go on, and this one follows when it is back")
+
     def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
-        events = with_arrivals(event for part in parts for event in unpack(part["rows"], self._devices))
+        return self._record(with_arrivals(event for part in parts for event in unpack(part["rows"], self._devices)))
+
+    def _record(self, events: list[Event]) -> list[Event]:
         if self._rows is not None:
             for event in events:
                 self._rows.log(event)

@@ -107,12 +107,13 @@ class Channel:
     Args:
         connection: The connection to the head.
         tls: This end of TLS, whose handshake is done; None between processes that have inherited their connection.
+        said: What the other end has said during the handshake.
     """
 
-    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None) -> None:
+    def __init__(self, connection: socket.socket, tls: TlsEnd | None = None, said: bytes = b"") -> None:
         self._connection = connection
         self._tls = tls
-        self._lines = connection.makefile("rb") if tls is None else _decrypted(connection, tls)
+        self._lines = connection.makefile("rb") if tls is None else _decrypted(connection, tls, said)
         self._sending = threading.Lock()
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
@@ -125,6 +126,14 @@ class Channel:
         said = encode(message) + payload
         with self._sending, suppress(OSError):
             self._connection.sendall(said if self._tls is None else self._tls.send(said))
+
+    def receive_payload(self, size_bytes: int) -> bytes | None:
+        """Return the bytes that follow the message received last; None if the connection is closed before."""
+        try:
+            payload = self._lines.read(size_bytes)
+        except (OSError, ValueError):
+            return None
+        return payload if len(payload) == size_bytes else None
 
     def receive(self) -> Message | None:
         """Return the next message; None if the connection is closed or the line is not a JSON object."""
@@ -145,10 +154,10 @@ class Channel:
 class _Decrypted(io.RawIOBase):
     """What the other end of a TLS connection has said, as a stream of bytes."""
 
-    def __init__(self, connection: socket.socket, tls: TlsEnd) -> None:
+    def __init__(self, connection: socket.socket, tls: TlsEnd, said: bytes) -> None:
         self._connection = connection
         self._tls = tls
-        self._said = b""
+        self._said = said
 
     def readable(self) -> bool:
         """Return True."""
@@ -166,8 +175,8 @@ class _Decrypted(io.RawIOBase):
         return count
 
 
-def _decrypted(connection: socket.socket, tls: TlsEnd) -> io.BufferedReader:
-    return io.BufferedReader(_Decrypted(connection, tls), _RECEIVE_BYTES)
+def _decrypted(connection: socket.socket, tls: TlsEnd, said: bytes) -> io.BufferedReader:
+    return io.BufferedReader(_Decrypted(connection, tls, said), _RECEIVE_BYTES)
 
 
 class UnprovedHeadError(RunError):
@@ -176,20 +185,12 @@ class UnprovedHeadError(RunError):
 
 def _connect(address: tuple[str, int], key: bytes, silence_s: float) -> Channel:
     """Return an authenticated channel to the head."""
-    until_s = time.monotonic() + timeouts().proof_s
     connection = socket.create_connection(address, timeout=timeouts().proof_s)
+    tls = TlsEnd(key, is_server=False)
     try:
-        tls = TlsEnd(key, is_server=False)
         connection.sendall(tls.begin())
-        while not tls.is_proved:
-            # Whoever listens there may send one byte at a time.
-            connection.settimeout(max(0.001, until_s - time.monotonic()))
-            received = connection.recv(_RECEIVE_BYTES)
-            if not received:
-                raise ConnectionError("the connection was closed before the head proved itself")
-            if tls.receive(received):
-                raise ssl.SSLError("the head speaks before an agent or a rank has")
-            connection.sendall(tls.take())
+        if _shake_hands(connection, tls):
+            raise ssl.SSLError("the head speaks before an agent or a rank has")
     except ssl.SSLError as error:
         connection.close()
         raise UnprovedHeadError(
@@ -204,7 +205,36 @@ def _connect(address: tuple[str, int], key: bytes, silence_s: float) -> Channel:
     return Channel(connection, tls)
 
 
-def reach_head(address: tuple[str, int], key: bytes, silence_s: float, wait_s: float) -> Channel:
+def _shake_hands(connection: socket.socket, tls: TlsEnd) -> bytes:
+    """Prove to each other that both ends know the key; return what the other end has said meanwhile."""
+    until_s, said = time.monotonic() + timeouts().proof_s, b""
+    while not tls.is_proved:
+        # Whoever is there may send one byte at a time.
+        connection.settimeout(max(0.001, until_s - time.monotonic()))
+        received = connection.recv(_RECEIVE_BYTES)
+        if not received:
+            raise ConnectionError("the connection was closed before the other end proved itself")
+        said += tls.receive(received)
+        connection.sendall(tls.take())
+    return said
+
+
+def accept(connection: socket.socket, key: bytes) -> Channel:
+    """Return an authenticated channel to a process that has connected to this one.
+
+    Raises:
+        OSError: The process does not know the key, or has gone.
+    """
+    tls = TlsEnd(key, is_server=True)
+    said = _shake_hands(connection, tls)
+    connection.settimeout(None)
+    tune(connection, 0.0)
+    return Channel(connection, tls, said)
+
+
+def reach_head(
+    address: tuple[str, int], key: bytes, silence_s: float, wait_s: float, name: str = "the job's head"
+) -> Channel:
     """Return an authenticated channel to the head; retry, since the head may start later than this process.
 
     Args:
@@ -212,6 +242,7 @@ def reach_head(address: tuple[str, int], key: bytes, silence_s: float, wait_s: f
         key: The key of the job.
         silence_s: How long the head's host may not answer, in seconds; 0 if the head is on this host.
         wait_s: How long to retry, in seconds.
+        name: Name of the head, or of another process that listens, for messages.
 
     Raises:
         UnprovedHeadError: A process without the job's key listens at the address.
@@ -227,5 +258,5 @@ def reach_head(address: tuple[str, int], key: bytes, silence_s: float, wait_s: f
         except OSError as error:
             if time.monotonic() > until_s:
                 reason = error.strerror or error
-                raise RunError(f"the job's head at {address[0]}:{address[1]} cannot be reached: {reason}") from error
+                raise RunError(f"{name} at {address[0]}:{address[1]} cannot be reached: {reason}") from error
         time.sleep(min(timeouts().retry_s, max(0.0, until_s - time.monotonic())))

@@ -3,6 +3,7 @@
 Only the first device of a tensor-parallel group records rows, in a run as in a simulation.
 """
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from planner.events.event import UPDATE_ACTION, Event, EventKind, EventWriter
 
 # The shortest wait for a message that is recorded; a shorter one is the time of the call itself.
 NOTICEABLE_WAIT_S = 0.0005
+
+# Number of steps for `StepPublisher` of a run whose last step is not known; no step is held back by sends of updates.
+UNKNOWN_STEPS = sys.maxsize
 
 # Number of rows that are written together: those of about a second, which take a few milliseconds to write.
 _ROWS_AT_ONCE = 1024
@@ -99,7 +103,7 @@ class StepPublisher:
     def unpublished(self) -> dict[str, Any]:
         """Return the rows of all steps that were not published, in the form of `executor.core.messages.pack`."""
         with self._lock:
-            return pack([event for events in self._events.values() for event in events], None, None)
+            return pack([*self._late, *(event for events in self._events.values() for event in events)], None, None)
 
 
 class EventRecorder:

@@ -77,6 +77,7 @@ class RunConfig:
         on_this_device: Whether real compute may use a device of another kind than the scenario gives.
         at_profile_speed: Whether real compute lasts as long as the profile says, where this device is quicker.
         allows_nan: Whether the run goes on with a loss or parameters that are not finite.
+        decoupled: Whether pipelines take steps at their own speed, and processes that are lost are replaced.
     """
 
     compute: ComputeMode
@@ -96,6 +97,12 @@ class RunConfig:
     on_this_device: bool = False
     at_profile_speed: bool = False
     allows_nan: bool = False
+    decoupled: bool = False
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the run survives the loss of ranks, whose processes are replaced."""
+        return self.backup_every > 0 or self.decoupled
 
     @property
     def is_steered(self) -> bool:
@@ -105,7 +112,7 @@ class RunConfig:
     @property
     def publishes(self) -> bool:
         """Whether ranks send their rows to the launcher, since their files may be lost or on other hosts."""
-        return self.backup_every > 0 or self.spread
+        return self.replaces or self.spread
 
     def sees_arrivals(self, plan: Plan) -> bool:
         """Whether a thread waits for each posted receive before an action needs the message.
@@ -232,6 +239,8 @@ def files_of_ranks(folder: Path, kind: str) -> list[Path]:
 def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str, ...]:
     """Return the names of the devices in rank order: those of the first plan, then those that a later plan may use.
 
+    The devices that only take outer steps come last.
+
     On several machines the order is the cluster's, so that a resumed run, whose plan may be another one, has the same
     rank on each machine.
     """
@@ -239,5 +248,5 @@ def rank_devices(scenario: Scenario, plan: Plan, config: RunConfig) -> tuple[str
     spare: list[str] = []
     if config.adapts:
         spare = [device for device in devices if device not in plan.devices]
-    found = (*plan.devices, *spare)
+    found = (*plan.devices, *spare, *plan.synchronisation.outer.syncers)
     return tuple(sorted(found, key=devices.index)) if config.spread else found

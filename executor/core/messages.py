@@ -4,7 +4,7 @@ A session is a set of ranks that are connected with each other; it ends when one
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from executor.core.job import RunConfig
@@ -79,6 +79,7 @@ class SessionSpec:
         store_prefix: A random prefix of the keys in the store through which gloo connects these ranks.
         origin_s: Second 0 of the run by the head's clock; None if the ranks have not agreed on it yet.
         local_delivery_s: Time in seconds in which this host delivers a message to itself, measured before the run.
+        syncers: Addresses of the processes that take outer steps, by device; empty if there are none.
     """
 
     number: int
@@ -89,6 +90,7 @@ class SessionSpec:
     store_prefix: str
     origin_s: float | None = None
     local_delivery_s: float = 0.0
+    syncers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of_run(cls, plan: Plan, ranks: int, run: RunConfig, store_prefix: str) -> "SessionSpec":
@@ -107,7 +109,8 @@ class SessionSpec:
         """Return the object from the result of `to_data`; unknown entries are ignored."""
         plain = {name: data[name] for name in cls.__slots__}
         plans = tuple(NewPlan.from_data(each) for each in data["plans"])
-        return cls(**{**plain, "ranks": tuple(data["ranks"]), "plans": plans})
+        syncers = {name: (str(host), int(port)) for name, (host, port) in data["syncers"].items()}
+        return cls(**{**plain, "ranks": tuple(data["ranks"]), "plans": plans, "syncers": syncers})
 
 
 def pack(events: list[Event], loss: float | None, kept: int | None, norms: LocalNorms | None = None) -> dict[str, Any]:

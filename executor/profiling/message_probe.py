@@ -94,7 +94,7 @@ class _DirectConnection(Connection):
     def __init__(self, other: int, group: ProcessGroupGloo, clock: RunClock) -> None:
         self._direct = group
         # Only this class uses the group.
-        super().__init__(_OTHER, other, cast(dist.ProcessGroup, group), clock, _give_up)
+        super().__init__(_OTHER, clock, _give_up, other, cast(dist.ProcessGroup, group))
 
     def _start(self, message: Message) -> dist.Work:
         sent: dist.Work = self._direct.send([message.payload], self._rank, message.tag)  # type: ignore[attr-defined]

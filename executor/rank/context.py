@@ -68,7 +68,7 @@ class RankConfig:
 
     @property
     def recovers(self) -> bool:
-        """Whether the run survives the loss of ranks."""
+        """Whether the run survives the loss of ranks by copies of the layers' state."""
         return self.run.backup_every > 0
 
     @property
@@ -79,6 +79,17 @@ class RankConfig:
     def group_uses_nccl(self, devices: Sequence[str]) -> bool:
         """Return whether a tensor-parallel group of these devices uses NCCL."""
         return self.uses_nccl and group_transport(self.scenario, devices) == NCCL
+
+    @property
+    def merges(self) -> frozenset[int]:
+        """The layers whose outer steps this rank takes; if there are any, it trains nothing."""
+        outer = self.plan.synchronisation.outer
+        return outer.layers_of_syncer(self.device, len(self.scenario.model.layers)) if outer.syncers else frozenset()
+
+    @property
+    def takes_outer_steps(self) -> bool:
+        """Whether this rank trains nothing, but takes outer steps."""
+        return self.device in self.plan.synchronisation.outer.syncers
 
     def program(self, plan: Plan) -> DeviceProgram | None:
         """Return this rank's program under a plan; None if the plan does not use this rank's device."""
@@ -197,12 +208,15 @@ def build_context(
         model.data.keep_states(StateFolder(Path(run.checkpoints) / "data", interval))
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
     program = config.program(config.plan)
-    first = first_state(run, scenario, compute, state, 0 if program is None else program.pipeline)
+    pipeline = 0 if program is None else program.pipeline
+    # The part of syncers is beside those of the pipelines.
+    first = first_state(run, scenario, compute, state, len(config.plan.pipelines) if config.merges else pipeline)
     outer: dict[int, LayerTensors] = {}
     if run.first_step:
         own = sorted(layers_of(config.plan, config.device))
         for layer, row in zip(own, first.rows(own), strict=True):
             compute.put_layer_state(one_layer(scenario, layer), row)
+        for layer in sorted(config.merges) or own:
             if found := first.outer(layer):
                 outer[layer] = found
     backups = (

@@ -5,6 +5,7 @@ One thread receives the head's messages and keeps their contents until another t
 
 import base64
 import json
+import math
 import os
 import signal
 import sys
@@ -75,9 +76,14 @@ class ControlClient:
         self._spec: SessionSpec | None = None
         self._plans: dict[int, NewPlan] = {}
         self._durables: dict[int, int] = {}
+        # By step the checkpoint that the state before it belongs to; other steps are missing.
+        self._marks: dict[int, int] = {}
         self._readings: dict[int, float] = {}
         self._questions = 0
         self._outcome = ""
+        # Number of the steps after which the session ends; infinite while this is not known.
+        self._end_step = math.inf
+        self._calls: dict[str, Callable[[], None]] = {}
         self.is_ending = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
@@ -170,6 +176,10 @@ class ControlClient:
         """Register a function that the receiving thread calls if the session ends before the run."""
         self._on_end = on_end
 
+    def call_on(self, kind: str, function: Callable[[], None]) -> None:
+        """Register a function that the receiving thread calls after each message of a kind."""
+        self._calls[kind] = function
+
     def known(self, step: int) -> NewPlan | None:
         """Return the plan of a step; None if the plan has not arrived."""
         with self._changed:
@@ -182,6 +192,24 @@ class ControlClient:
             if step not in self._plans:
                 raise SessionEndedError
             return self._plans[step]
+
+    def wait_unless_last(self, step: int) -> NewPlan | None:
+        """Wait for the plan of a step, and return it; None if the session ends before that step.
+
+        Raises `SessionEndedError` if the session is ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: step in self._plans or step >= self._end_step or self._outcome)
+            if step in self._plans:
+                return self._plans[step]
+            if step >= self._end_step:
+                return None
+            raise SessionEndedError
+
+    def mark(self, step: int) -> int | None:
+        """Return the checkpoint that the state before a step belongs to; None if it is none."""
+        with self._changed:
+            return self._marks.pop(step, None)
 
     def durable(self, step: int) -> int:
         """Return the newest step before which copies were complete when the plan of ``step`` was decided."""
@@ -222,6 +250,8 @@ class ControlClient:
                 with self._changed:
                     self._take(message)
                     self._changed.notify_all()
+                if message["kind"] in self._calls:
+                    self._calls[message["kind"]]()
         except Exception:
             # Written to the rank's log, the last lines of which the agent sends to the head.
             traceback.print_exc()
@@ -244,11 +274,13 @@ class ControlClient:
             self._begin(self._spec)
         elif kind == "plan":
             self._take_plan(message["step"], message)
+        elif kind == "last":
+            self._end_step = message["step"]
         elif kind in (ENDED, FINISHED):
             self._outcome = kind
 
     def _begin(self, spec: SessionSpec) -> None:
-        self._outcome, self.is_ending = "", False
+        self._outcome, self.is_ending, self._end_step = "", False, math.inf
         self._plans = dict(enumerate(spec.plans, spec.first_step))
         self._durables = dict.fromkeys(self._plans, spec.durable)
         self._agreed.clear()
@@ -258,6 +290,8 @@ class ControlClient:
         new = message["new"]
         self._plans[step] = self._plans[step - 1].after(1) if new is None else NewPlan.from_data(new)
         self._durables[step] = message["durable"]
+        if message.get("checkpoint") is not None:
+            self._marks[step] = message["checkpoint"]
         for old in (self._plans, self._durables):
             old.pop(step - DECISION_LAG_STEPS - 1, None)
 

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from executor.core.events import EventRecorder, PartnerRows, StepPublisher
+from executor.core.control_channel import reach_head, read_key
+from executor.core.events import UNKNOWN_STEPS, EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
@@ -20,7 +21,9 @@ from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
-from executor.runtime.interpreter import Interpreter
+from executor.runtime.decoupled.links import SyncerLink
+from executor.runtime.decoupled.updates import DecoupledUpdates
+from executor.runtime.interpreter import Interpreter, Updates
 from executor.runtime.outer_updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.staging import Staging
@@ -50,11 +53,13 @@ class Session:
 
     def __post_init__(self) -> None:
         self._transport: Transport | None = None
-        self._updates: PipelineUpdates | OuterUpdates | None = None
+        self._updates: Updates | None = None
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
-        publisher = StepPublisher(self._publish, self._spec.first_step, self._config.run.steps, kept)
+        # Workers at their own speed take more steps than the run has: its last one must not hold back their rows.
+        steps = UNKNOWN_STEPS if self._config.run.decoupled else self._config.run.steps
+        publisher = StepPublisher(self._publish, self._spec.first_step, steps, kept)
         self._publisher = publisher if self._config.run.is_steered else None
         self._rows = EventRecorder(self._context.file, self._publisher)
         self._staging = Staging(self._context.copies, self._fail)
@@ -83,13 +88,17 @@ class Session:
             transport.close()
             self._rows.flush()
             conclude()
-            if config.recovers:
+            if config.run.replaces:
                 # Keep the copies until all ranks are done: after a loss, another session would need them.
-                self._client.send("done", session=self._spec.number)
+                rows = self._publisher.unpublished() if config.run.decoupled and self._publisher else None
+                self._client.send("done", session=self._spec.number, rows=rows)
                 if self._client.outcome() == ENDED:
                     raise SessionEndedError
             self._transport = None
         except PeerLostError:
+            if config.run.decoupled:
+                # The head ends this process: with the other ranks of the worker, or with the run if a syncer is lost.
+                self._client.outcome(timeouts().session_end_s)
             if not config.recovers:
                 raise
             self._client.send("trouble", session=self._spec.number)
@@ -140,8 +149,8 @@ class Session:
 
     def _restore(self, transport: Transport) -> None:
         """Restore the layers of this rank to the state before the session's first step, from all ranks' copies."""
-        if self._spec.number == 0 or self._spec.origin_s is None:
-            # No rank has trained yet.
+        if self._spec.number == 0 or self._spec.origin_s is None or self._config.run.decoupled:
+            # No rank has trained yet, or the common parameters come from elsewhere.
             return
         backups, compute = self._context.backups, self._context.compute
         assert backups is not None
@@ -161,6 +170,9 @@ class Session:
 
     def _train(self, transport: Transport, groups: ProcessGroups) -> None:
         """Run all steps, epoch by epoch: an epoch ends when a new plan moves layers to other devices."""
+        if self._config.run.decoupled:
+            self._run_worker(transport, self._spec.plans[0].plan)
+            return
         change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
         while change is not None:
             if self._updates is not None:
@@ -169,6 +181,35 @@ class Session:
                 self._let_others_join(change.step)
             self._reconfigure(transport, groups, change)
             change = self._run_epoch(transport, change.step, change.to.plan)
+
+    def _run_worker(self, transport: Transport, plan: Plan) -> None:
+        """Run steps at this worker's own speed, until the head says which is the last."""
+        step, client = self._spec.first_step, self._client
+        interpreter = self._interpreter(transport, plan, step)
+
+        def known(step: int) -> StepProgram | None:
+            new = client.known(step)
+            return None if new is None else self._program(step, new)
+
+        clock = self._context.clock
+        clock.sleep_until(0.0)
+        is_late = True
+        while (new := client.wait_unless_last(step)) is not None:
+            interpreter.run(self._program(step, new), known, clock.now_s() if is_late else float("-inf"))
+            step += 1
+            is_late = client.known(step) is None
+        interpreter.close()
+        if self._context.checkpoints is not None:
+            last = self._program(step, NewPlan(plan, step * plan.global_batch))
+            self._context.checkpoints.copy_marked(last, self._config.run.steps, self._outer_states)
+
+    def _copy_marked(self, step: StepProgram) -> None:
+        """Copy the state before a step of a worker at its own speed, if it belongs to a checkpoint."""
+        checkpoint = self._client.mark(step.step)
+        if checkpoint is not None and self._context.checkpoints is not None:
+            assert isinstance(self._updates, DecoupledUpdates)
+            self._context.checkpoints.copy_marked(step, checkpoint, self._outer_states)
+            self._updates.mark(checkpoint)
 
     def _run_epoch(self, transport: Transport, first: int, plan: Plan) -> Reconfiguration | None:
         """Run an epoch that begins at step ``first`` with ``plan``.
@@ -249,7 +290,9 @@ class Session:
         config, context, publisher = self._config, self._context, self._publisher
 
         def begin(step: StepProgram) -> None:
-            if context.checkpoints is not None and context.checkpoints.begin_step(step, self._outer_states):
+            if config.run.decoupled:
+                self._copy_marked(step)
+            elif context.checkpoints is not None and context.checkpoints.begin_step(step, self._outer_states):
                 # The rows of the steps before must outlive this process, as the checkpoint does.
                 self._rows.flush()
             if context.backups is not None:
@@ -275,7 +318,7 @@ class Session:
 
         def end_run() -> None:
             # A resumed run takes the outer steps that are still to come at their own time.
-            if context.checkpoints is not None and plan.synchronisation.has_outer_step:
+            if context.checkpoints is not None and isinstance(self._updates, OuterUpdates):
                 context.checkpoints.copy_last(config.run.steps, self._outer_states)
 
         # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them.
@@ -298,9 +341,11 @@ class Session:
             end_run,
         )
 
-    def _make_updates(self, transport: Transport, plan: Plan) -> PipelineUpdates | OuterUpdates | None:
+    def _make_updates(self, transport: Transport, plan: Plan) -> Updates | None:
         """Return the updates between the pipelines of a plan; None if gradients are synchronised by all-reduce."""
         run, how = self._config.run, plan.synchronisation
+        if how.is_decoupled:
+            return self._decoupled_updates(transport, plan)
         edges = update_edges(plan, self._config.scenario)
         common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
         if how.has_outer_step:
@@ -309,8 +354,24 @@ class Session:
         exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
         return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None
 
+    def _decoupled_updates(self, transport: Transport, plan: Plan) -> DecoupledUpdates:
+        config, context, spec = self._config, self._context, self._spec
+        links: dict[str, SyncerLink] = {}
+        joins, device = spec.number > 0, config.device
+        is_leader = any(device in leaders for leaders in plan.leaders)
+        for syncer, address in spec.syncers.items() if is_leader else ():
+            name, key = f"device '{syncer}', which takes the outer steps,", read_key(config.folder.key)
+            channel = reach_head(address, key, 0.0, timeouts().reach_s, name)
+            emulation = None if context.shaper is None else context.shaper.between(device, syncer)
+            links[syncer] = SyncerLink(channel, syncer, context.clock, emulation, self._fail)
+        common = (transport, context.compute, context.clock, self._rows, context.outer)
+        updates = DecoupledUpdates(plan, config.scenario, device, spec.first_step, joins, links, *common)
+        for link in links.values():
+            link.introduce(device, updates.versions, joins=joins)
+        return updates
+
     def _outer_states(self, step: int) -> Mapping[int, LayerTensors]:
-        return self._updates.state(step) if isinstance(self._updates, OuterUpdates) else {}
+        return self._updates.state(step) if isinstance(self._updates, OuterUpdates | DecoupledUpdates) else {}
 
     def _publish(self, step: int, part: dict[str, Any]) -> None:
         self._client.send("step", session=self._spec.number, step=step, part=part)
@@ -319,6 +380,8 @@ class Session:
 
     def _fail(self, error: Exception) -> None:
         """Handle an error of a sending or receiving thread."""
+        if self._config.run.decoupled and isinstance(error, PeerLostError):
+            return
         if not (self._config.recovers and isinstance(error, PeerLostError)):
             self._give_up(error)
         self._client.send("trouble", session=self._spec.number)

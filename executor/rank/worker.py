@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -22,12 +22,14 @@ from executor.core.messages import SessionSpec
 from executor.core.step_program import compile_plan
 from executor.core.subprocesses import die_with_parent, end_sleeps_in_time, short_path
 from executor.core.timeouts import timeouts
-from executor.rank.context import RankConfig, build_context
+from executor.rank.context import RankConfig, RankContext, build_context
 from executor.rank.control_client import ControlClient, ControlStore, SessionEndedError
 from executor.rank.facts import Job, data_facts, job_facts, model_facts
 from executor.rank.handshake import Facts
 from executor.rank.session import Session
+from executor.rank.syncer import Syncer
 from executor.recovery.checkpoints import CheckpointFolder
+from executor.runtime.decoupled.updates import OWN_STEP
 from executor.training.device import (
     check_gpu_memory,
     check_gpus,
@@ -165,9 +167,13 @@ class Rank:
         build = partial(build_context, config, model, self._give_up)
         spec: SessionSpec | None
         groups: ProcessGroups | None = None
-        if config.recovers:
+        if config.takes_outer_steps:
+            self._take_outer_steps(build, model)
+            return
+        if config.run.replaces:
             self._context = build(is_connected=False)
-            client.send("ready")
+            steps = [int(found[OWN_STEP]) for found in self._context.outer.values() if OWN_STEP in found]
+            client.send("ready", own_step=max(steps, default=config.run.first_step))
             spec = client.await_session()
         else:
             spec = SessionSpec.of_run(config.plan, self._ranks, config.run, agreed.token)
@@ -186,6 +192,24 @@ class Rank:
             # An error and its traceback form a cycle, which keeps the session's connections alive until a collection.
             gc.collect()
             spec = client.await_session()
+        self._close()
+
+    def _take_outer_steps(self, build: Callable[..., RankContext], model: LoadedModel | None) -> None:
+        """Take outer steps until the end of the run, and write the common parameters."""
+        config, client = self._config, self._client
+        self._context = build(is_connected=False)
+        syncer = Syncer(config, self._context, model, client, self._give_up)
+        client.send("serves", address=syncer.address)
+        client.send("ready")
+        spec = client.await_session()
+        assert spec is not None
+        assert spec.origin_s is not None
+        self._start_clock(spec.origin_s, spec.local_delivery_s)
+        syncer.serve()
+        if model is not None:
+            save_file(syncer.parameters(), self._folder.of_rank("parameters", config.rank))
+        client.send("done", session=spec.number, rows=None)
+        client.outcome()
         self._close()
 
     def _session(self, spec: SessionSpec, groups: ProcessGroups | None) -> Session:
@@ -232,10 +256,13 @@ class Rank:
         scenario = self._config.scenario
         code, training = scenario.code, scenario.training
         assert code is not None, "the launcher has checked this"
-        own = layers_of(self._config.plan, self._config.device)
+        own: Collection[int] = layers_of(self._config.plan, self._config.device)
+        if self._config.takes_outer_steps:
+            own = range(len(scenario.model.layers))
 
         def load() -> tuple[LoadedModel, Facts]:
-            self._check_device()
+            if not self._config.takes_outer_steps:
+                self._check_device()
             model = load_with_sizes(code, training.seed, training.precision, training.data, own)
             return model, model_facts(model.sizes, scenario.model) | data_facts(training.data)
 
@@ -275,7 +302,7 @@ class Rank:
     def _conclude(self) -> None:
         """Write the rank's result files: parameters, norms of gradients."""
         rank, folder, context = self._config.rank, self._folder, self._context
-        if not self._config.recovers:
+        if not self._config.run.replaces:
             dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
         if context.trained is not None:
             parameters = {name: each.contiguous() for name, each in context.trained.named_parameters().items()}

@@ -84,6 +84,11 @@ class Checkpointing:
             self._copy(step, current.plan, current.samples_before, outer)
         return is_due
 
+    def copy_marked(self, current: StepProgram, checkpoint: int, outer: OuterStates) -> None:
+        """Copy the layers before a step of a worker at its own speed, for the checkpoint with another number."""
+        samples_before = checkpoint * current.plan.global_batch
+        self._copy(checkpoint, current.plan, samples_before, lambda step: outer(current.step))
+
     def copy_last(self, steps: int, outer: OuterStates) -> None:
         """Copy the layers after the run's last step, which precedes step ``steps``, unless this was done."""
         last = self._latest
@@ -135,8 +140,9 @@ class Checkpointing:
 
 
 def separate_pipelines(plan: Plan) -> int:
-    """Return the number of pipelines whose states a checkpoint contains."""
-    return len(plan.pipelines) if plan.synchronisation.has_outer_step else 1
+    """Return the number of pipelines whose states a checkpoint contains; syncers count as one more."""
+    how = plan.synchronisation
+    return len(plan.pipelines) + how.is_decoupled if how.has_outer_step else 1
 
 
 def written_layers(plan: Plan, device: str) -> tuple[int, list[int], tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -11,9 +12,7 @@ from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, Transfer, Work
 from executor.runtime.action_order import action_order
 from executor.runtime.allreduce import GradientExchange, OverlappedAllReduce
-from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.grad_norm import NormChain
-from executor.runtime.outer_updates import OuterUpdates
 from executor.runtime.path_probes import PathProbes
 from executor.runtime.posted_receives import PostedStep
 from executor.training.real_compute import Compute
@@ -22,7 +21,36 @@ from executor.transport.staging import Copies, Staging
 from executor.transport.transport import Transport
 from executor.transport.wire_format import Wire, transfer_tag
 from planner.events.event import Event, EventKind
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+
+
+class Updates(Protocol):
+    """What pipelines exchange instead of sums of gradients; `PipelineUpdates` has the details."""
+
+    def set_plan(self, step: int, plan: Plan) -> None:
+        """Replace the plan from a step on."""
+
+    def begin(self, step: int) -> float:
+        """Do what precedes a step; return the run second of the last arrival that it waited for."""
+
+    def add(self, step: int) -> None:
+        """Add what has arrived to the gradients of a step, before replicas sum them."""
+
+    def accumulate(self) -> None:
+        """Note the gradients of a step, after replicas have summed them."""
+
+    def finish(self, step: int, now_s: float) -> None:
+        """Do what follows a step, which was applied at run second ``now_s``."""
+
+    def settles(self, step: int) -> bool:
+        """Return whether pipelines wait for all updates before a step."""
+
+    def settle(self, step: int) -> bool:
+        """Wait for them; return whether the optimizer must apply them."""
+
+    def drain(self) -> bool:
+        """Do what follows the last step; return whether the optimizer must apply what has arrived."""
 
 
 @dataclass(eq=False)
@@ -48,7 +76,7 @@ class Interpreter:
     _clock: RunClock
     _wire: Wire
     _recorder: EventRecorder
-    _updates: PipelineUpdates | OuterUpdates | None
+    _updates: Updates | None
     _finished: Callable[[int, float], None]
     _staging: Staging = field(default_factory=lambda: Staging(Copies(), lambda error: None))
     _group: TensorGroup | None = None
@@ -136,7 +164,7 @@ class Interpreter:
             self._settle(before)
             return
         self._ending()
-        if self._updates is not None and self._last is not None and self._updates.drain():
+        if self._updates is not None and self._updates.drain() and self._last is not None:
             self._update_once_more(self._last, self._last.step + 1)
 
     def _settle(self, step: int) -> None:

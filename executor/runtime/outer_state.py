@@ -1,7 +1,7 @@
 """The common parameters that pipelines move in outer steps, and the outer momentum, layer by layer, on the CPU."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -19,25 +19,27 @@ class _Layer:
 
     Attributes:
         common: The common parameters.
-        momentum: The outer momentum.
+        momentum: The outer momentum; None before the first outer step.
         mean: Mean pseudo-gradient of an outer step that is still to be taken; None if there is none.
         left_out: What compression has left out of the pseudo-gradients that were sent; None if nothing.
     """
 
     common: torch.Tensor
-    momentum: torch.Tensor
+    momentum: torch.Tensor | None = None
     mean: torch.Tensor | None = None
     left_out: torch.Tensor | None = None
 
 
+_NAMES = tuple(each.name for each in fields(_Layer))
+
+
 class OuterState:
-    """The outer state of the layers that one rank exchanges with other pipelines.
+    """The outer state of the layers that one rank exchanges with other pipelines, or merges for them.
 
     Every pipeline computes the outer step itself, with the same operations in the same order, so that the common
-    parameters stay equal to the bit.
+    parameters stay equal to the bit; or a syncer computes it for all of them.
 
     Args:
-        weights: Weight of each pipeline in the mean.
         parameters: Gives access to the parameters of a layer.
         layers: Indices of the layers.
         restored: The state of layers as `tensors` has returned it in an earlier run; the state of other layers begins
@@ -47,21 +49,19 @@ class OuterState:
     def __init__(
         self,
         settings: OuterStep,
-        weights: Sequence[float],
         parameters: Callable[[int], LayerParameters],
         layers: Iterable[int],
         restored: Mapping[int, OuterTensors],
     ) -> None:
         self._settings = settings
-        self._weights = weights
         self._parameters = parameters
         self._layers: dict[int, _Layer] = {}
         for layer in layers:
             if layer in restored:
-                self._layers[layer] = _Layer(**{name: each.clone() for name, each in restored[layer].items()})
+                found = restored[layer]
+                self._layers[layer] = _Layer(**{name: found[name].clone() for name in _NAMES if name in found})
             else:
-                common = parameters(layer).parameters()
-                self._layers[layer] = _Layer(common, torch.zeros_like(common))
+                self._layers[layer] = _Layer(parameters(layer).parameters())
 
     def pack(self, layer: int) -> torch.Tensor:
         """Return a layer's pseudo-gradient as it is sent, a one-dimensional uint8 tensor."""
@@ -75,11 +75,17 @@ class OuterState:
         own.left_out = values - unpack_layer(settings, packed, values.numel())
         return packed
 
-    def average(self, layer: int, packed: Mapping[int, torch.Tensor]) -> None:
-        """Average the pseudo-gradients of a layer, as they were sent by each pipeline, for the next outer step."""
+    def average(self, layer: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]) -> None:
+        """Average the pseudo-gradients of a layer for the next outer step.
+
+        Args:
+            layer: Index of the layer.
+            packed: The pseudo-gradients as they were sent, by pipeline.
+            weights: Weight of each pipeline in the mean.
+        """
         own = self._layers[layer]
         weighted = [
-            unpack_layer(self._settings, packed[pipeline], own.common.numel()) * self._weights[pipeline]
+            unpack_layer(self._settings, packed[pipeline], own.common.numel()) * weights[pipeline]
             for pipeline in sorted(packed)
         ]
         own.mean = sum(weighted[1:], weighted[0])
@@ -90,36 +96,52 @@ class OuterState:
 
     def step(self, layer: int) -> None:
         """Take the outer step of a layer with its mean pseudo-gradient, and update this rank's parameters."""
+        self.take_over(layer, self.advance(layer))
+
+    def advance(self, layer: int) -> torch.Tensor:
+        """Take the outer step of a layer with its mean pseudo-gradient; return the new common parameters."""
         settings, own = self._settings, self._layers[layer]
         assert own.mean is not None, layer
-        own.momentum = own.momentum * settings.momentum + own.mean
+        own.momentum = own.mean if own.momentum is None else own.momentum * settings.momentum + own.mean
         own.common = own.common - (own.mean + own.momentum * settings.momentum) * settings.learning_rate
         own.mean = None
-        parameters = self._parameters(layer)
-        mixed = own.common
-        if settings.mixing:
-            mixed = parameters.parameters() * settings.mixing + own.common * (1 - settings.mixing)
-        parameters.put_parameters(mixed)
+        return own.common
+
+    def take_over(self, layer: int, common: torch.Tensor, *, mixes: bool = True) -> None:
+        """Replace the common parameters of a layer, and mix this rank's own with them, or replace them too."""
+        self._layers[layer].common = common
+        parameters, mixing = self._parameters(layer), self._settings.mixing
+        if mixes and mixing:
+            common = parameters.parameters() * mixing + common * (1 - mixing)
+        parameters.put_parameters(common)
+
+    def common(self, layer: int) -> torch.Tensor:
+        """Return the common parameters of a layer, which nobody must change."""
+        return self._layers[layer].common
 
     def tensors(self, layer: int) -> OuterTensors:
         """Return a copy of the state of a layer by the names of `_Layer`, without what is None."""
-        own = self._layers[layer]
-        found = {"common": own.common, "momentum": own.momentum, "mean": own.mean, "left_out": own.left_out}
+        found = {name: getattr(self._layers[layer], name) for name in _NAMES}
         return {name: each.clone() for name, each in found.items() if each is not None}
 
 
 class NoOuterState:
-    """Zeros in place of the pseudo-gradients of `OuterState`, for paced compute; they take no memory."""
+    """Zeros in place of the pseudo-gradients of `OuterState`, for paced compute; they take no memory.
 
-    def __init__(self, packed_bytes: Callable[[int], int]) -> None:
-        self._packed_bytes = packed_bytes
+    Args:
+        elements: Returns the number of parameters of a layer.
+    """
+
+    def __init__(self, settings: OuterStep, elements: Callable[[int], int]) -> None:
+        self._settings = settings
+        self._elements = elements
 
     def pack(self, layer: int) -> torch.Tensor:
         """Return zeros."""
-        return torch.zeros(1, dtype=torch.uint8).expand(self._packed_bytes(layer))
+        return torch.zeros(1, dtype=torch.uint8).expand(self._settings.packed_bytes(self._elements(layer)))
 
-    def average(self, layer: int, packed: Mapping[int, torch.Tensor]) -> None:
-        """Ignore the pseudo-gradients."""
+    def average(self, layer: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]) -> None:
+        """Ignore the pseudo-gradients and their ``weights``."""
 
     def has_mean(self, layer: int) -> bool:
         """Return False."""
@@ -127,6 +149,16 @@ class NoOuterState:
 
     def step(self, layer: int) -> None:
         """Do nothing, since there are no parameters."""
+
+    def advance(self, layer: int) -> None:
+        """Do nothing."""
+
+    def take_over(self, layer: int, common: torch.Tensor, *, mixes: bool = True) -> None:
+        """Do nothing."""
+
+    def common(self, layer: int) -> torch.Tensor:
+        """Return zeros."""
+        return torch.zeros(1).expand(self._elements(layer))
 
     def tensors(self, layer: int) -> OuterTensors:
         """Return nothing."""

@@ -63,14 +63,12 @@ class OuterUpdates:
         ]
         self._assign(plan)
         own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
+        self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
         self._state: OuterState | NoOuterState
         if isinstance(self._compute, PacedCompute):
-            self._state = NoOuterState(self._packed_bytes)
+            self._state = NoOuterState(how.outer, lambda layer: self._elements(layer, layer + 1))
         else:
-            weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
-            self._state = OuterState(
-                how.outer, weights, lambda layer: self._parameters(layer, layer + 1), own, restored
-            )
+            self._state = OuterState(how.outer, lambda layer: self._parameters(layer, layer + 1), own, restored)
         # This rank's pseudo-gradients as they were sent, by layer, until the outer step.
         self._own: dict[int, torch.Tensor] = {}
         self._received: list[Update] = []
@@ -183,7 +181,7 @@ class OuterUpdates:
                     found[layer][update.edge.pipelines[0]] = values
                 self._received.append(update)
             for layer in led:
-                self._state.average(layer, found[layer])
+                self._state.average(layer, found[layer], self._weights)
 
     def _take(self, fragment: int, sent: int) -> list[Update]:
         """Remove and return the updates of a fragment that were sent after step ``sent``."""

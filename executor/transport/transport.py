@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
@@ -62,8 +63,15 @@ class Message:
         return self.payload.numel() if self.stands_for_bytes is None else self.stands_for_bytes
 
 
+class Sending(Protocol):
+    """A message that is being sent."""
+
+    def wait(self, timeout: timedelta) -> object:
+        """Wait until it is sent."""
+
+
 @dataclass(eq=False)
-class Connection:
+class Sender:
     """Sends to one device in two threads of its own, so that compute never waits for the network.
 
     Without a shaper several sends are in progress at once: gloo holds each back until the peer has posted its receive,
@@ -72,16 +80,13 @@ class Connection:
 
     Args:
         failed: Called with an error that ends one of the threads, in that thread.
-        group: The process group to use, one of those that serve as parallel connections.
         emulation: Emulates the links to the device; None leaves the network as it is.
     """
 
     _device: str
-    _rank: int
-    _group: dist.ProcessGroup
     _clock: RunClock
     _failed: Callable[[Exception], None]
-    _emulation: Emulation | None = None
+    _emulation: Emulation | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -148,16 +153,33 @@ class Connection:
 
         return deliver
 
-    def _start(self, message: Message) -> dist.Work:
-        work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)
-        assert work is not None
-        return work
+    def _start(self, message: Message) -> Sending:
+        """Begin to send a message."""
+        raise NotImplementedError
 
     def _guard(self, loop: Callable[[], None]) -> None:
         try:
             loop()
         except Exception as error:
             self._failed(error)
+
+
+@dataclass(eq=False)
+class Connection(Sender):
+    """Sends to one device by gloo.
+
+    Args:
+        rank: The rank of the device in the group.
+        group: The process group to use, one of those that serve as parallel connections.
+    """
+
+    _rank: int
+    _group: dist.ProcessGroup
+
+    def _start(self, message: Message) -> dist.Work:
+        work = dist.isend(message.payload, self._rank, group=self._group, tag=message.tag)
+        assert work is not None
+        return work
 
 
 def stripes(size_bytes: int, connections: int) -> list[tuple[int, int]]:
@@ -347,7 +369,9 @@ class Transport:
             if key not in self._connections:
                 rank, group = self._ranks[target], self._groups[index]
                 emulation = self._emulation(target, is_timed=is_timed)
-                self._connections[key] = Connection(target, rank, group, self._clock, self._failed, emulation)
+                self._connections[key] = Connection(
+                    target, self._clock, self._failed, rank, group, _emulation=emulation
+                )
             return self._connections[key]
 
     def _emulation(self, target: str, *, is_timed: bool) -> Emulation | None:

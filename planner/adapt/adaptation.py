@@ -36,6 +36,7 @@ class Adaptation:
         first_sample: Samples of all steps before ``first_step``.
 
     Raises:
+        InputError: The plan's pipelines take steps at their own speed, so that no step is one of all devices.
         RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
             device, or changes more than `keeps_senders` allows while pipelines train without a barrier.
     """
@@ -43,6 +44,13 @@ class Adaptation:
     def __init__(
         self, policy: Policy, plan: Plan, scenario: Scenario, first_step: int = 0, first_sample: int = 0
     ) -> None:
+        if plan.synchronisation.is_decoupled:
+            method = plan.synchronisation.method
+            raise InputError(
+                f"a policy cannot steer method '{method}' yet: its pipelines finish no step together",
+                where="policy",
+                valid="leave the policy out, or choose another method",
+            )
         self._policy = policy
         self._observer = Observer()
         self._scenario = scenario

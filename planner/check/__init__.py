@@ -7,6 +7,7 @@ from math import inf
 
 from planner.check.memory import check_memory, check_peaks
 from planner.check.orders import check_orders
+from planner.check.outer_step import check_syncers
 from planner.check.paths import check_paths, check_synchronisation
 from planner.check.stages import check_devices, check_layers, check_microbatches, check_placement
 from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
@@ -37,6 +38,7 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
         raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
     check_devices(plan, scenario.cluster)
     check_synchronisation(plan)
+    check_syncers(plan, scenario.cluster)
     for index, pipeline in enumerate(plan.pipelines):
         where = f"pipelines[{index}]"
         check_layers(pipeline, scenario.model, where)

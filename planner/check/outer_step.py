@@ -1,13 +1,17 @@
 """Checks of the outer step of DiLoCo."""
 
+from math import inf
+
 from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
-from planner.plan.plan import OUTER_METHODS, Plan
+from planner.plan.plan import DECOUPLED, OUTER_METHODS, Plan
+from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError, find_by_name
 
 _WHERE = "synchronisation.outer"
 
 # The settings with other values than these need the method that streams.
 _STREAMING = ("fragments", "pattern", "overlap_steps", "mixing")
+_DECOUPLED = ("quorum", "grace_s", "syncers")
 
 
 def check_outer_step(plan: Plan) -> None:
@@ -22,11 +26,11 @@ def check_outer_step(plan: Plan) -> None:
             )
         return
     if how.staleness_bound is not None:
+        why = "with which no pipeline waits" if how.is_decoupled else "whose outer steps have a fixed place"
         raise InputError(
-            f"a staleness bound of {how.staleness_bound} does not fit method '{how.method}', whose outer steps have "
-            "a fixed place",
+            f"a staleness bound of {how.staleness_bound} does not fit method '{how.method}', {why}",
             where="synchronisation.staleness_bound",
-            valid=f"remove it; with diloco-streaming, '{_WHERE}.overlap_steps' lets training go on meanwhile",
+            valid=f"remove it; '{_WHERE}.overlap_steps' lets training go on meanwhile, except with diloco",
         )
     if not outer.learning_rate > 0:
         raise _refused("a learning rate", outer.learning_rate, "learning_rate", "give a number above 0; 0.7 is usual")
@@ -34,10 +38,37 @@ def check_outer_step(plan: Plan) -> None:
         valid = "give a number from 0 to below 1; 0.9 is usual"
         raise _refused("a momentum", outer.momentum, "momentum", valid)
     _check_compression(outer)
+    if how.is_decoupled:
+        _check_quorum(plan, outer)
+    else:
+        _check_plain(how.method, outer, _DECOUPLED, "waits for all pipelines", DECOUPLED)
     if how.method == "diloco":
-        _check_plain(outer)
+        whole = "exchanges the whole model at once"
+        _check_plain(how.method, outer, _STREAMING, whole, f"diloco-streaming or {DECOUPLED}")
     else:
         _check_streaming(plan, outer)
+
+
+def check_syncers(plan: Plan, cluster: Cluster) -> None:
+    """Refuse devices for outer steps that are unknown, train layers or are named twice, and a plan without any."""
+    if not plan.synchronisation.is_decoupled:
+        return
+    syncers, where = plan.synchronisation.outer.syncers, f"{_WHERE}.syncers"
+    if not syncers:
+        raise InputError(
+            f"method '{DECOUPLED}' needs a device that takes the outer steps",
+            where=where,
+            valid="name devices that no pipeline uses; they need no GPU",
+        )
+    for number, name in enumerate(syncers):
+        place = f"{where}[{number}]"
+        find_by_name(name, cluster.by_name, "device", where=place)
+        if name in plan.devices or name in syncers[:number]:
+            raise InputError(
+                f"device '{name}' {'trains layers' if name in plan.devices else 'is named twice'}",
+                where=place,
+                valid="name devices that no pipeline uses, each once",
+            )
 
 
 def _check_compression(outer: OuterStep) -> None:
@@ -50,14 +81,25 @@ def _check_compression(outer: OuterStep) -> None:
         raise _refused("an error feedback", outer.feedback, "feedback", valid)
 
 
-def _check_plain(outer: OuterStep) -> None:
-    for name in _STREAMING:
+def _check_plain(method: str, outer: OuterStep, names: tuple[str, ...], why: str, others: str) -> None:
+    """Refuse settings other than the defaults, since the method does something else; ``others`` would fit."""
+    for name in names:
         if getattr(outer, name) != getattr(OuterStep(), name):
             raise InputError(
-                f"'{name}' does not fit method 'diloco', which exchanges the whole model at once",
+                f"'{name}' does not fit method '{method}', which {why}",
                 where=f"{_WHERE}.{name}",
-                valid="remove it, or choose the method diloco-streaming",
+                valid=f"remove it, or choose the method {others}",
             )
+
+
+def _check_quorum(plan: Plan, outer: OuterStep) -> None:
+    count = len(plan.pipelines)
+    if outer.quorum is not None and not 1 <= outer.quorum <= count:
+        valid = f"give 1 to {count}, the number of pipelines, or leave it out"
+        raise _refused("a quorum", outer.quorum, "quorum", valid)
+    if not 0 <= outer.grace_s < inf:
+        valid = "give the seconds to wait for further pipelines, 0 or more"
+        raise _refused("a grace", outer.grace_s, "grace_s", valid)
 
 
 def _check_streaming(plan: Plan, outer: OuterStep) -> None:

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 from planner.check.outer_step import check_outer_step
 from planner.cost.device_transport import NCCL, boundary_transport, group_transport
 from planner.cost.stage import stage_times
-from planner.cost.synchronisation import gradient_syncs
+from planner.cost.synchronisation import gradient_syncs, syncer_pairs
 from planner.plan.plan import ALGORITHMS, METHODS, Pipeline, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
@@ -31,7 +31,9 @@ def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, s
             for exchange in sync.exchanges(device):
                 if exchange.send_to is not None:
                     yield device, sync.devices[exchange.send_to]
-    if plan.synchronisation.method != "allreduce":
+    if plan.synchronisation.is_decoupled:
+        yield from syncer_pairs(plan)
+    elif plan.synchronisation.method != "allreduce":
         for one, other in combinations(plan.pipelines, 2):
             yield from _both_ways(_copies(one, other))
 

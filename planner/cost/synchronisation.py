@@ -223,8 +223,11 @@ class UpdateEdge:
 
 
 def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
-    """Return all sender-receiver pairs of updates; empty for the method ``allreduce``."""
-    if plan.synchronisation.method == "allreduce":
+    """Return all sender-receiver pairs of updates between pipelines.
+
+    There are none for the methods ``allreduce`` and ``diloco-decoupled``, whose pipelines exchange layers with syncers.
+    """
+    if plan.synchronisation.method == "allreduce" or plan.synchronisation.is_decoupled:
         return ()
     edges: list[UpdateEdge] = []
     for p, own in enumerate(plan.pipelines):
@@ -251,6 +254,33 @@ def _edges(
                 yield UpdateEdge(ends[0].device, ends[1].device, pipelines, index, (first, end), size_bytes, fragment)
 
 
+def syncer_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the (sender, receiver) devices of messages to and from `OuterStep.syncers`; empty if there are none."""
+    names = [name for leaders in plan.leaders for name in leaders]
+    each = ((name, syncer) for name in names for syncer in plan.synchronisation.outer.syncers)
+    return tuple(pair for one, other in each for pair in ((one, other), (other, one)))
+
+
+def layer_elements(plan: Plan, scenario: Scenario) -> list[dict[str, tuple[int, dict[int, int]]]]:
+    """Return what devices exchange with syncers: for each pipeline, by device, its first stage and its layers.
+
+    A device exchanges the layers of the stages whose first one it is: their numbers of parameters, by layer, without
+    layers that have none.
+    """
+    found: list[dict[str, tuple[int, dict[int, int]]]] = []
+    for pipeline in plan.pipelines:
+        devices: dict[str, tuple[int, dict[int, int]]] = {}
+        for index, stage in enumerate(pipeline.stages):
+            first = stage.replicas[0]
+            _, layers = devices.setdefault(first.device, (index, {}))
+            for layer in stage.layers:
+                size_bytes = group_bytes(scenario, layer, layer + 1, first.tensor_parallel)
+                if size_bytes:
+                    layers[layer] = size_bytes // FLOAT32_BYTES
+        found.append(devices)
+    return found
+
+
 def _update_bytes(plan: Plan, scenario: Scenario, layers: range, degree: int) -> int:
     """Return the bytes of an update of consecutive layers; pseudo-gradients are packed layer by layer."""
     how = plan.synchronisation
@@ -268,8 +298,8 @@ def _fragments(plan: Plan, layers: int) -> tuple[tuple[tuple[int, int], ...], ..
 def samples_of_an_update(plan: Plan, pipeline: int) -> int:
     """Return the number of samples by which a pipeline divides its summed gradients.
 
-    With the methods ``ma``, ``diloco`` and ``diloco-streaming`` this is the pipeline's own number of samples, because
-    pipelines train separately between exchanges. With other methods it is the global batch, because the gradients of
-    all pipelines are added.
+    With the method ``ma`` and those with outer steps this is the pipeline's own number of samples, because pipelines
+    train separately between exchanges. With other methods it is the global batch, because the gradients of all
+    pipelines are added.
     """
     return plan.pipelines[pipeline].samples if plan.synchronisation.trains_separately else plan.global_batch

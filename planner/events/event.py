@@ -37,6 +37,9 @@ class Event:
       arrive before that moment have no event.
     - ``update``: from the arrival of another pipeline's update until the update is applied, in the simulator at once,
       in the executor with the receiver's next update. ``step`` is the sender's step.
+    - ``update`` with the action O (diloco-decoupled): from the arrival of pseudo-gradients at a syncer until its outer
+      step, or from the arrival of common parameters at a worker until it takes them over. ``step`` is the worker's
+      step, or the number of outer steps that the parameters have had.
     - ``fault``: while a device is absent or hangs, or a link is out; ``action`` is ``absent``, ``hangs`` or ``out``.
       For a link, ``device`` and ``peer`` are its ends.
     - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first step of the new plan.
@@ -50,9 +53,10 @@ class Event:
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
         action: F (forward), B (unsplit backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
-            pipeline; M: migration of layers; P: probe of a path; K: backup; or the kind of a fault.
+            pipeline; O: outer step; M: migration of layers; P: probe of a path; K: backup; or the kind of a fault.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update, migrate and backup.
-        staleness: Number of the receiver's steps that another pipeline's update did not include; -1 for other events.
+        staleness: Number of the receiver's steps that another pipeline's update did not include; at a syncer, number of
+            outer steps; -1 for other events.
         arrived_s: Arrival of the last byte of a send, migration or backup, by the receiver's clock; -1 for other
             events, and if no arrival was seen.
         late_s: How much later than planned an action of paced compute ended, seconds, because the machine was busy; 0
@@ -77,6 +81,7 @@ class Event:
 
 SYNC_ACTION = "S"
 UPDATE_ACTION = "U"
+OUTER_ACTION = "O"
 MIGRATE_ACTION = "M"
 PROBE_ACTION = "P"
 BACKUP_ACTION = "K"

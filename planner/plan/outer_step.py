@@ -27,7 +27,8 @@ class OuterStep:
 
     With the mean pseudo-gradient Δ, the outer momentum m becomes βm + Δ, and the common parameters θ become
     θ - η(Δ + βm), as in DiLoCo (arXiv 2311.08105). The mean is weighted by samples. Fragments, overlap and mixing are
-    from Streaming DiLoCo (arXiv 2501.18512), and need the method ``diloco-streaming``.
+    from Streaming DiLoCo (arXiv 2501.18512), and need the method ``diloco-streaming`` or ``diloco-decoupled``. Quorum,
+    grace and syncers are from Decoupled DiLoCo (arXiv 2604.21428), and need the method ``diloco-decoupled``.
 
     Attributes:
         learning_rate: Learning rate η, above 0.
@@ -46,6 +47,10 @@ class OuterStep:
             SparseLoCo (arXiv 2508.15706); above 0, and 1 for all.
         feedback: What compression has left out is multiplied by this factor, from 0 to 1, and added to the next
             pseudo-gradient (error feedback). SparseLoCo has 0.95, and no outer momentum.
+        quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all.
+        grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds.
+        syncers: Names of the devices that take the outer steps and train nothing: fragment p belongs to the one with
+            index p modulo their number.
     """
 
     learning_rate: float = 0.7
@@ -57,6 +62,9 @@ class OuterStep:
     compression: str = "none"
     density: float = 1.0
     feedback: float = 1.0
+    quorum: int | None = None
+    grace_s: float = 0.0
+    syncers: tuple[str, ...] = ()
 
     @property
     def is_lossless(self) -> bool:
@@ -97,6 +105,19 @@ class OuterStep:
             )
         bounds = [fragment * layers // self.fragments for fragment in range(self.fragments + 1)]
         return tuple(((bounds[fragment], bounds[fragment + 1]),) for fragment in range(self.fragments))
+
+    def fragment_layers(self, layers: int) -> tuple[tuple[int, ...], ...]:
+        """Return the layers of each fragment of a model with this many layers, in rising order."""
+        return tuple(tuple(layer for run in runs for layer in range(*run)) for runs in self.fragment_runs(layers))
+
+    def layers_of_syncer(self, device: str, layers: int) -> frozenset[int]:
+        """Return the layers of a model with this many layers whose outer steps a device takes."""
+        fragments = enumerate(self.fragment_layers(layers))
+        return frozenset(layer for index, own in fragments if self.syncer(index) == device for layer in own)
+
+    def syncer(self, fragment: int) -> str:
+        """Return the name of the device that takes the outer steps of a fragment."""
+        return self.syncers[fragment % len(self.syncers)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ class Synchronisation:
             ``interval_steps`` steps, and receivers average them. ``asgd-ga`` and ``ma`` are from Cloudless-Training,
             arXiv 2303.05330. ``diloco``: every ``interval_steps`` steps pipelines wait for each other's
             pseudo-gradients and take an outer step. ``diloco-streaming``: as ``diloco``, by fragments of the model,
-            while training goes on.
+            while training goes on. ``diloco-decoupled``: pipelines take steps at their own speed; a device that trains
+            nothing takes the outer step of a fragment with the pseudo-gradients of those that are there.
         algorithm: Algorithm of all-reduce: ``ring``, ``tree`` or ``hierarchical`` (inside regions first).
         interval_steps: Steps between two exchanges; 1 for ``allreduce`` and ``asgd``.
         staleness_bound: Limit on a pipeline's lead: before step n, counted from 0, it waits until it has received
@@ -133,7 +134,7 @@ class Synchronisation:
             methods with an outer step.
         bucket_bytes: Size of a gradient bucket: during backward, the all-reduce of a bucket starts as soon as the
             gradients of whole layers with this many bytes are complete. 0: it starts after a device's last action.
-        outer: Settings of the outer step of ``diloco`` and ``diloco-streaming``.
+        outer: Settings of the outer step of the methods in `OUTER_METHODS`.
     """
 
     method: str = "allreduce"
@@ -149,13 +150,19 @@ class Synchronisation:
         return self.method in OUTER_METHODS
 
     @property
+    def is_decoupled(self) -> bool:
+        """Whether pipelines take steps at their own speed, and devices that train nothing take the outer steps."""
+        return self.method == DECOUPLED
+
+    @property
     def trains_separately(self) -> bool:
         """Whether each pipeline updates its parameters from its own samples only, between exchanges of parameters."""
         return self.has_outer_step or self.method == "ma"
 
 
-METHODS = ("allreduce", "asgd", "asgd-ga", "ma", "diloco", "diloco-streaming")
-OUTER_METHODS = ("diloco", "diloco-streaming")
+DECOUPLED = "diloco-decoupled"
+METHODS = ("allreduce", "asgd", "asgd-ga", "ma", "diloco", "diloco-streaming", DECOUPLED)
+OUTER_METHODS = ("diloco", "diloco-streaming", DECOUPLED)
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
 # Formats of activations and their gradients on the way between stages in different regions: unchanged, bfloat16, or
@@ -228,6 +235,13 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Names of all devices, in the order of `replicas`, each once; the index is the executor's rank."""
         return tuple(dict.fromkeys(device for replica in self.replicas for device in replica.devices))
+
+    @property
+    def leaders(self) -> list[list[str]]:
+        """For each pipeline the first device of each stage, which exchanges updates with other pipelines."""
+        return [
+            list(dict.fromkeys(stage.replicas[0].device for stage in pipeline.stages)) for pipeline in self.pipelines
+        ]
 
     @property
     def without_overlap(self) -> "Plan":

@@ -100,16 +100,18 @@ class Metrics:
 def measure(record: RunRecord) -> Metrics:
     """Return the metrics of a run.
 
-    A step ends when the last device has finished its last compute action or gradient sum of the step.
+    A step ends when the last device has finished its last compute action or gradient sum of the step. Where pipelines
+    take steps at their own speed, it ends when they have trained the samples of another global batch.
     """
     events = record.events
     start_s = float(_work(events, "start_s", np.min).min())
-    ends_s = step_ends_s(events)
+    ends_s = _run_ends_s(record)
     durations_s = np.diff([start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
     busy_s = _busy_s(events)
     intervals = plan_intervals(record, events, ends_s)
     device_s = _device_s(intervals, start_s, ends_s[-1])
+    syncer_s = dict.fromkeys(record.plan.synchronisation.outer.syncers, ends_s[-1] - start_s)
     sent_bytes = _sent_bytes(events)
     samples = [plan.global_batch for plan in step_plans(intervals, len(ends_s))]
     stale = [
@@ -123,7 +125,7 @@ def measure(record: RunRecord) -> Metrics:
         bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
         utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
         wan_bytes=_bytes_between_regions(sent_bytes, record.scenario.cluster),
-        cost_usd=_cost_usd(sent_bytes, record.scenario.cluster, device_s),
+        cost_usd=_cost_usd(sent_bytes, record.scenario.cluster, {**device_s, **syncer_s}),
         staleness=sum(steps for _, steps in stale) / updates if updates else 0.0,
     )
 
@@ -134,8 +136,8 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     import pandas as pd
 
     events = record.events
-    steps = np.unique(_work(events, "step", np.unique))
-    ends_s = np.array(step_ends_s(events))
+    ends_s = np.array(_run_ends_s(record))
+    steps = np.arange(len(ends_s)) + _work(events, "step", np.min).min()
     step_s = np.diff(ends_s, prepend=_work(events, "start_s", np.min).min())
     plans = step_plans(plan_intervals(record, events, ends_s.tolist()), len(steps))
     samples = np.array([plan.global_batch for plan in plans])
@@ -173,8 +175,45 @@ def step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
 
 def trained_samples(record: RunRecord) -> int:
     """Return the number of samples of all finished steps of a run, each of which may have another global batch."""
-    ends_s = step_ends_s(record.events)
+    ends_s = _run_ends_s(record)
     return sum(plan.global_batch for plan in step_plans(plan_intervals(record, record.events, ends_s), len(ends_s)))
+
+
+def _run_ends_s(record: RunRecord) -> list[float]:
+    """Return the end of each step of a run as `measure` counts them, seconds from the start of the run."""
+    if record.plan.synchronisation.is_decoupled:
+        return batch_ends_s(record.events, record.plan)
+    return step_ends_s(record.events)
+
+
+def batch_ends_s(events: Sequence[Event], plan: Plan) -> list[float]:
+    """Return when pipelines that take steps at their own speed have trained each global batch of samples, seconds.
+
+    Steps that a pipeline has not finished do not count.
+    """
+    ends = sorted(worker_steps(events))
+    trained = np.cumsum([plan.pipelines[pipeline].samples for _, pipeline, _ in ends])
+    batches = np.arange(1, trained[-1] // plan.global_batch + 1) if ends else np.zeros(0)
+    return [ends[index][0] for index in np.searchsorted(trained, batches * plan.global_batch).tolist()]
+
+
+def worker_steps(events: Sequence[Event]) -> list[tuple[float, int, int]]:
+    """Return each step that a pipeline has finished: its end in seconds of the run, the pipeline, and the step."""
+    ends_s: dict[tuple[int, int], float] = {}
+    counts = Counter[tuple[int, int]]()
+    for log in parts_of(events):
+        pairs = np.stack([_of(log, name, EventKind.COMPUTE) for name in ("pipeline", "step")])
+        found, which, count = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+        last_s = np.zeros(len(count))
+        np.maximum.at(last_s, which.reshape(-1), _of(log, "end_s", EventKind.COMPUTE))
+        for pipeline, step, end_s, rows in zip(*found.tolist(), last_s.tolist(), count.tolist(), strict=True):
+            ends_s[pipeline, step] = max(end_s, ends_s.get((pipeline, step), end_s))
+            counts[pipeline, step] += rows
+    # A step that a pipeline has not finished has fewer actions than its others.
+    most: dict[int, int] = {}
+    for (pipeline, _), rows in counts.items():
+        most[pipeline] = max(rows, most.get(pipeline, 0))
+    return [(end_s, *place) for place, end_s in ends_s.items() if counts[place] == most[place[0]]]
 
 
 def step_ends_s(events: Sequence[Event]) -> list[float]:

@@ -14,7 +14,8 @@ from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.observation import Observation, seen_with_steps
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
-from planner.events.event import UPDATE_ACTION, Event, EventKind
+from planner.cost.synchronisation import syncer_pairs
+from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import Backend, RunRecord
@@ -194,6 +195,41 @@ def test_both_exchange_the_same_pseudo_gradients_in_the_same_order(outer: OuterS
     ]
     assert sent[0] == sent[1]
     assert any(sent[0].values())
+
+
+@pytest.mark.timed
+def test_both_let_unequal_workers_exchange_the_same_with_a_syncer() -> None:
+    """A worker of one device, a slower one of two stages; where the order of events matters, 48 ms are between them."""
+    scenario = mesh_scenario(
+        4,
+        [0.02] * 2,
+        [0.04] * 2,
+        link=lambda a, b: (40e6, 0.03),
+        parameter_bytes=[40000, 20000],
+        regions=["a", "b", "b", "c"],
+    )
+    plan = layered_plan(scenario, [([(2, 1, 1)], [2]), ([(1, 1, 2), (2, 1, 1)], [1] * 5)])
+    outer = OuterStep(fragments=2, overlap_steps=1, mixing=0.5, quorum=1, compression="int8", syncers=("device-3",))
+    how = Synchronisation("diloco-decoupled", interval_steps=3, outer=outer)
+    scenario = replace(scenario, training=replace(scenario.training, global_batch=plan.global_batch))
+    simulated, paced = (
+        backend().run(scenario, replace(plan, synchronisation=how), None, 5) for backend in BACKENDS.values()
+    )
+    # What each device sends each other one, and takes over or merges of it, in order.
+    exchanged = [
+        {
+            (pair, kind): [
+                (e.step, e.size_bytes)
+                for e in record.events
+                if e.kind is kind and e.action in (UPDATE_ACTION, OUTER_ACTION) and (e.device, e.peer) == pair
+            ]
+            for pair in syncer_pairs(replace(plan, synchronisation=how))
+            for kind in (EventKind.SEND, EventKind.UPDATE)
+        }
+        for record in (simulated, paced)
+    ]
+    assert exchanged[0] == exchanged[1]
+    assert rows(simulated) == rows(paced)
 
 
 def fluctuating() -> tuple[Scenario, Plan]:

@@ -52,6 +52,7 @@ ROOMS = [
     "executor/training",
     "executor/recovery",
     "executor/runtime",
+    "executor/runtime/decoupled",
     "executor/rank",
     "executor/control",
     "executor",

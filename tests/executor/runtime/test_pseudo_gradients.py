@@ -72,7 +72,7 @@ def test_error_feedback_loses_nothing(settings: OuterStep, exchanges: int) -> No
     layer = nn.Linear(30, 20)
     parameters = FlatParameters([layer])
     begun = parameters.parameters()
-    state = OuterState(settings, [1.0], lambda index: parameters, [0], {})
+    state = OuterState(settings, lambda index: parameters, [0], {})
     sent, wanted = torch.zeros_like(begun), torch.zeros_like(begun)
     for number in range(exchanges):
         parameters.put_parameters(begun - drawn(begun.numel(), number))
@@ -88,7 +88,7 @@ def test_error_feedback_decays() -> None:
     parameters = FlatParameters([layer])
     begun = torch.zeros(4)
     parameters.put_parameters(begun)
-    state = OuterState(settings, [1.0], lambda index: parameters, [0], {})
+    state = OuterState(settings, lambda index: parameters, [0], {})
     parameters.put_parameters(-torch.tensor([4.0, 3.0, 2.0, 1.0]))
     assert unpack_layer(settings, state.pack(0), 4).tolist() == [4, 0, 0, 0]
     parameters.put_parameters(begun)

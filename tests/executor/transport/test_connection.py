@@ -23,7 +23,7 @@ def sender(store: Path, is_over: "multiprocessing.synchronize.Event") -> None:
     failures = list[Exception]()
     group = dist.group.WORLD
     assert group is not None
-    connection = Connection("peer", 1, group, RunClock(0.0), failures.append)
+    connection = Connection("peer", RunClock(0.0), failures.append, 1, group)
     for tag in (1, 2):
         connection.send(Message(torch.zeros(1 << 20, dtype=torch.uint8), tag, 0.0, lambda departed_s: None))
     while threading.active_count() < 3 or connection._outbox.qsize():

@@ -23,6 +23,14 @@ from tests.helpers.processes.command import ropebridge
             {"method": "diloco-streaming", "interval_steps": 100, "outer": {"fragments": 50}},
             ["synchronisation.outer.fragments", "50 fragments", "give 1 to"],
         ),
+        (
+            {"method": "diloco-decoupled"},
+            ["synchronisation.outer.syncers", "needs a device that takes the outer steps"],
+        ),
+        (
+            {"method": "diloco-decoupled", "outer": {"syncers": ["north-worker"]}},
+            ["synchronisation.outer.syncers[0]", "'north-worker' trains layers"],
+        ),
     ],
 )
 def test_an_outer_step_that_cannot_be(how: dict[str, Any], words: list[str], tmp_path: Path) -> None:

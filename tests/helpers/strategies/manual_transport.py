@@ -114,7 +114,7 @@ class _DeviceTransport:
         departed(ready_s)
 
 
-class _Recorder:
+class RowsKept:
     """Keeps rows."""
 
     def __init__(self, events: list[Event]) -> None:
@@ -141,7 +141,7 @@ class Pipelines:
         self._programs = compile_plan(plan, scenario)
         self.computes, self.interpreters, self._next = [], [], [0] * len(self.devices)
         edges = update_edges(plan, scenario)
-        rows = cast(EventRecorder, _Recorder(self.events))
+        rows = cast(EventRecorder, RowsKept(self.events))
         for device in self.devices:
             loaded = load_with_sizes(scenario.code, scenario.training.seed, scenario.training.precision)
             compute = RealCompute(loaded, plan, self._programs[device], scenario.training, self.clock)

@@ -257,6 +257,31 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
             "'overlap_steps' does not fit method 'diloco', which exchanges the whole model at once",
         ),
         (
+            Synchronisation("diloco-streaming", outer=OuterStep(quorum=1)),
+            "outer.quorum",
+            "'quorum' does not fit method 'diloco-streaming', which waits for all pipelines",
+        ),
+        (
+            Synchronisation("diloco-decoupled", outer=OuterStep(quorum=9, syncers=("hub",))),
+            "outer.quorum",
+            "a quorum of 9 is not allowed",
+        ),
+        (
+            Synchronisation("diloco-decoupled", outer=OuterStep(grace_s=-1.0, syncers=("hub",))),
+            "outer.grace_s",
+            "a grace of -1 is not allowed",
+        ),
+        (
+            Synchronisation("diloco-decoupled", outer=OuterStep(syncers=("hub",))),
+            "outer.syncers[0]",
+            "unknown device 'hub'",
+        ),
+        (
+            Synchronisation("diloco-decoupled", staleness_bound=1, outer=OuterStep(syncers=("hub",))),
+            "staleness_bound",
+            "a staleness bound of 1 does not fit method 'diloco-decoupled', with which no pipeline waits",
+        ),
+        (
             Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(fragments=99)),
             "outer.fragments",
             "99 fragments of 2 layers in 8 steps are not allowed",

@@ -1,0 +1,204 @@
+"""Connections between devices of workers and syncers: TCP with TLS, each by itself, so that a lost one hurts no other.
+
+A message is one of `executor.core.control_channel`, followed by its payload:
+
+======= ==================================================== ==========================================================
+kind    fields; payload                                      sent
+======= ==================================================== ==========================================================
+hello   device, whether it joins, versions                   by a worker when it has connected
+sent    rows (layer, step, steps, base); pseudo-gradients    by a worker after a step
+mark    step of a checkpoint                                 by a worker when its state was copied for it
+last    none                                                 by a worker after its last step
+news    rows (layer, version, step), step of the last mark;  by a syncer after outer steps, or to a worker that joins
+        common parameters
+over    none                                                 by a syncer after the last outer steps of all workers
+======= ==================================================== ==========================================================
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from executor.core.clock import RunClock
+from executor.core.control_channel import Channel
+from executor.core.control_channel import Message as Words
+from executor.core.failures import PeerLostError
+from executor.runtime.decoupled.common_layers import News, Sent
+from executor.transport.timed_path import Emulation
+from executor.transport.transport import Message, Sender
+from planner.plan.decoupled import Contribution
+
+SENT, MARK, LAST, NEWS, OVER, HELLO = "sent", "mark", "last", "news", "over", "hello"
+
+# What a link tells its owner: the words, their payload, and the run second of their arrival.
+Heard = Callable[[Words, torch.Tensor, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A message that the operating system has taken."""
+
+    def wait(self, timeout: timedelta) -> None:
+        """Return at once."""
+
+
+@dataclass(eq=False)
+class _ChannelSender(Sender):
+    """Sends messages over a channel, at their times on the emulated links."""
+
+    _channel: Channel
+    _words: dict[int, tuple[str, dict[str, Any]]]
+
+    def _start(self, message: Message) -> _Done:
+        kind, fields = self._words.pop(message.tag)
+        # A lost connection raises no error here, but ends the thread that listens.
+        self._channel.send(kind, message.payload.numpy().tobytes(), **fields)
+        return _Done()
+
+
+class LayerLink:
+    """One end of a connection: sends in order without waiting, and hears in a thread of its own.
+
+    Args:
+        channel: The connection, on which both ends have proved themselves.
+        peer: Name of the device at the other end.
+        emulation: Emulates the links to that device; None leaves the network as it is.
+        heard: Called with each message, in a thread of this link.
+        lost: Called when the connection has ended, in the same thread.
+        failed: Called with an error of a thread.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        peer: str,
+        clock: RunClock,
+        emulation: Emulation | None,
+        heard: Heard,
+        lost: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._channel = channel
+        self._clock = clock
+        self._heard, self._lost, self._failed = heard, lost, failed
+        self._words: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._count = 0
+        self._sender = _ChannelSender(peer, clock, failed, channel, self._words, _emulation=emulation)
+        threading.Thread(target=self._listen, name=f"link to {peer}", daemon=True).start()
+
+    def send(
+        self,
+        kind: str,
+        payload: torch.Tensor,
+        ready_s: float,
+        departed: Callable[[float], None] = lambda departed_s: None,
+        **fields: Any,
+    ) -> None:
+        """Send a message, not before run second ``ready_s``."""
+        self._count += 1
+        self._words[self._count] = (kind, fields)
+        self._sender.send(Message(payload, self._count, ready_s, departed))
+
+    def close(self) -> None:
+        """End the connection, with whatever is being sent."""
+        self._sender.abandon()
+        self._channel.close()
+
+    def _listen(self) -> None:
+        try:
+            while (words := self._channel.receive()) is not None:
+                payload = self._channel.receive_payload(words.get("payload_bytes", 0))
+                if payload is None:
+                    break
+                values = torch.frombuffer(bytearray(payload), dtype=torch.uint8) if payload else torch.empty(0)
+                self._heard(words, values, self._clock.now_s())
+            self._lost()
+        except Exception as error:
+            self._failed(error)
+
+
+class SyncerLink:
+    """A worker's end of the connection to a syncer; see `executor.runtime.decoupled.updates.WorkerLink`.
+
+    Methods raise `PeerLostError` if the syncer is lost.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        syncer: str,
+        clock: RunClock,
+        emulation: Emulation | None,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._syncer = syncer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._arrived: list[News] = []
+        self._is_over = self._is_lost = False
+        self._link = LayerLink(channel, syncer, clock, emulation, self._hear, self._lose, failed)
+
+    def introduce(self, device: str, versions: Mapping[int, int], *, joins: bool) -> None:
+        """Tell the syncer who this is, which versions it has of layers, and whether it needs those of all layers."""
+        rows = [[layer, version] for layer, version in versions.items()]
+        self._link.send(HELLO, torch.empty(0), 0.0, device=device, joins=joins, rows=rows)
+
+    def send(self, sent: Sent, ready_s: float, departed: Callable[[float], None]) -> None:
+        """Send pseudo-gradients without waiting."""
+        rows = [[layer, each.worker, each.step, each.steps, each.base] for layer, each in sent.layers.items()]
+        self._link.send(SENT, sent.payload, ready_s, departed, rows=rows)
+
+    def take(self) -> list[News]:
+        """Return what has arrived since the last call."""
+        with self._changed:
+            if self._is_lost and not self._is_over:
+                raise PeerLostError(f"lost the connection to device '{self._syncer}', which takes the outer steps")
+            arrived, self._arrived = self._arrived, []
+            return arrived
+
+    def wait(self) -> None:
+        """Wait until something arrives, or is there already."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._is_lost or self._is_over)
+
+    def mark(self, checkpoint: int) -> None:
+        """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
+        self._link.send(MARK, torch.empty(0), self._clock.now_s(), step=checkpoint)
+
+    def end(self) -> None:
+        """Say that nothing more is sent, and wait for the last outer steps of all workers."""
+        self._link.send(LAST, torch.empty(0), self._clock.now_s())
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._is_lost)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._link.close()
+
+    def _hear(self, words: Words, payload: torch.Tensor, arrived_s: float) -> None:
+        with self._changed:
+            if words["kind"] == NEWS:
+                versions = {layer: (version, step) for layer, version, step in words["rows"]}
+                self._arrived.append(News(versions, payload, arrived_s, words["snapshot"]))
+            self._is_over = self._is_over or words["kind"] == OVER
+            self._changed.notify_all()
+
+    def _lose(self) -> None:
+        with self._changed:
+            self._is_lost = True
+            self._changed.notify_all()
+
+
+def sent_of(words: Words, payload: torch.Tensor) -> Sent:
+    """Return the pseudo-gradients in a message of a worker."""
+    layers = {layer: Contribution(worker, step, steps, base) for layer, worker, step, steps, base in words["rows"]}
+    return Sent(layers, payload)
+
+
+def news_rows(news: News) -> list[list[int]]:
+    """Return what a message of a syncer says of its layers."""
+    return [[layer, version, step] for layer, (version, step) in news.versions.items()]

@@ -1,0 +1,196 @@
+"""The rules of the method ``diloco-decoupled`` for both backends: when layers are sent, merged and taken over.
+
+A worker is a pipeline. Its steps are counted from the start of training, and differ from those of other workers. For
+each layer a *syncer* holds the common parameters. It counts its outer steps, whose number is the *version* of the
+common parameters; version 0 is the start.
+
+A layer's pseudo-gradient is the version that the worker has taken over last, minus its own parameters. The worker sends
+the layers of a fragment after the steps that `FragmentExchanges` gives, except those whose last pseudo-gradient is not
+yet in a version that it has taken over: their next one then contains the progress since.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+
+from planner.plan.outer_step import FragmentExchanges, OuterStep
+
+# Number of steps that a worker may begin beyond those that it has finished; one would make it wait for an answer.
+LEAD_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a syncer must know of a worker's pseudo-gradient of a layer beside its values.
+
+    Attributes:
+        worker: Index of the worker's pipeline.
+        step: The worker's step after which it was sent.
+        steps: Number of the worker's steps whose progress it contains.
+        base: The version from which the pseudo-gradient leads away.
+    """
+
+    worker: int
+    step: int
+    steps: int
+    base: int
+
+
+class Rounds:
+    """Decides when a syncer takes the next outer step of a layer, and with whose pseudo-gradients.
+
+    An outer step is due ``grace_s`` seconds after a quorum of workers is there, and at once when all are. If a worker
+    sends again before, which it does if its process was replaced meanwhile, the later pseudo-gradient counts.
+
+    Args:
+        workers: Number of workers.
+        quorum: Number of workers that an outer step needs.
+        grace_s: How long to wait for further workers, seconds.
+
+    Attributes:
+        version: Number of the outer steps that have been taken.
+        due_s: When the next outer step is due; infinity if this is not known.
+    """
+
+    def __init__(self, workers: int, quorum: int, grace_s: float, version: int = 0) -> None:
+        self._workers = workers
+        self._quorum = quorum
+        self._grace_s = grace_s
+        self._there: dict[int, Contribution] = {}
+        self.version = version
+        self.due_s = inf
+
+    @property
+    def there(self) -> Mapping[int, Contribution]:
+        """What has arrived since the last outer step, by worker."""
+        return self._there
+
+    def arrive(self, contribution: Contribution, now_s: float) -> None:
+        """Count a pseudo-gradient that has arrived at ``now_s``."""
+        self._there[contribution.worker] = contribution
+        if len(self._there) >= self._quorum:
+            self.due_s = min(self.due_s, now_s + self._grace_s)
+        if len(self._there) == self._workers:
+            self.due_s = min(self.due_s, now_s)
+
+    def take(self) -> list[Contribution]:
+        """Begin the outer step; return what it merges, by rising worker."""
+        found = [self._there[worker] for worker in sorted(self._there)]
+        self._there = {}
+        self.version += 1
+        self.due_s = inf
+        return found
+
+
+def merging_weights(contributions: Iterable[Contribution], samples: Mapping[int, int]) -> list[float]:
+    """Return the weights of pseudo-gradients in their mean: by the samples whose progress they contain.
+
+    Args:
+        contributions: What the outer step merges.
+        samples: Samples of a step of each worker.
+    """
+    counts = [each.steps * samples[each.worker] for each in contributions]
+    total = sum(counts)
+    return [count / total for count in counts]
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The state of a layer on a worker.
+
+    Attributes:
+        fragment: The layer's fragment.
+        counted: Number of the worker's steps whose progress has been sent, or was there when it joined.
+        base: The version that the worker has taken over last.
+        sent: The step after which the pseudo-gradient was sent that no version taken over contains; None if none.
+        arrived: The newest version that has arrived and is not taken over; None if there is none.
+        answers: Whether ``arrived`` contains the pseudo-gradient that was sent last.
+    """
+
+    fragment: int
+    counted: int
+    base: int = 0
+    sent: int | None = None
+    arrived: int | None = None
+    answers: bool = False
+
+
+class WorkerLayers:
+    """Decides what a device of a worker sends after its steps, and which versions it takes over before them.
+
+    Args:
+        interval_steps: Steps between two exchanges of a fragment.
+        layers: The fragment of each layer that the device exchanges, by layer.
+        step: The worker's first step: 0, or that at which it joins or resumes.
+        restored: What `state` has returned in an earlier run.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        interval_steps: int,
+        outer: OuterStep,
+        layers: Mapping[int, int],
+        step: int = 0,
+        restored: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
+    ) -> None:
+        self._worker = worker
+        self._overlap_steps = outer.overlap_steps
+        self._exchanges = [FragmentExchanges.of(interval_steps, outer, fragment) for fragment in range(outer.fragments)]
+        self._layers = {layer: _Layer(fragment, step) for layer, fragment in sorted(layers.items())}
+        for layer, (counted, base, sent) in restored.items():
+            self._layers[layer] = _Layer(layers[layer], counted, base, None if sent < 0 else sent)
+
+    def state(self, layer: int) -> tuple[int, int, int]:
+        """Return what a later run must know of a layer; a version that is not taken over will be sent again.
+
+        These are the number of the worker's steps whose progress was sent, the version taken over last, and the step
+        after which the pseudo-gradient was sent that no such version contains, -1 if none.
+        """
+        own = self._layers[layer]
+        return own.counted, own.base, -1 if own.sent is None else own.sent
+
+    def send(self, step: int) -> dict[int, Contribution]:
+        """Return the layers whose pseudo-gradients are sent after a step, as if they now were."""
+        found = {}
+        for layer, own in self._layers.items():
+            if own.sent is None and self._exchanges[own.fragment].follows(step):
+                found[layer] = Contribution(self._worker, step, step + 1 - own.counted, own.base)
+                own.sent, own.counted = step, step + 1
+        return found
+
+    def arrive(self, layer: int, version: int, merged_step: int) -> None:
+        """Note that a version of a layer has arrived.
+
+        ``merged_step`` is the last step after which this worker sent a pseudo-gradient that is in this version, or in
+        one before; -1 if there is none.
+        """
+        own = self._layers[layer]
+        if own.arrived is not None and version <= own.arrived:
+            return
+        own.arrived = version
+        own.answers = own.sent is not None and merged_step >= own.sent
+
+    def take_over(self, step: int | None) -> list[int]:
+        """Return the layers whose newest version the device takes over before a step, as if it now did.
+
+        A version that contains the pseudo-gradient sent last is taken over as many steps after this was sent as
+        Streaming DiLoCo would, or as soon as it is there; any other version as soon as it is there. With None, at the
+        end of the run, every version is taken over.
+        """
+        found = []
+        for layer, own in self._layers.items():
+            if own.arrived is None:
+                continue
+            if step is not None and own.answers and own.sent is not None and step <= own.sent + self._overlap_steps:
+                continue
+            found.append(layer)
+            own.base, own.arrived = own.arrived, None
+            if own.answers:
+                own.sent, own.answers = None, False
+        return found
+
+    def join(self, step: int) -> None:
+        """Begin anew with a step, since the worker's process was replaced: the newest versions are to come."""
+        self._layers = {layer: _Layer(own.fragment, step, own.base) for layer, own in self._layers.items()}

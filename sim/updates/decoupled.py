@@ -1,0 +1,402 @@
+"""Workers that train at their own speed, and syncers that take outer steps with whoever is there (diloco-decoupled).
+
+A worker is a pipeline. Its steps never wait for messages of others. As devices may be ahead of SimPy's clock, whatever
+depends on arrivals is decided by timers: at the end of each step of a device, and at each arrival.
+
+A run of n steps has the samples of n global batches. Each worker has the first `LEAD_STEPS` steps from the start on;
+with the end of each of its steps it gets one more, as long as there are samples left. So the faster workers take more
+steps, and a worker that is gone for ever leaves its share to the others.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+
+import simpy
+
+from planner.cost.synchronisation import layer_elements
+from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.plan.decoupled import LEAD_STEPS, Contribution, Rounds, WorkerLayers
+from planner.plan.plan import Plan
+from planner.scenario.faults import Absence
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
+from sim.kernel.events import Timer
+from sim.network.connection import Message
+from sim.network.network import Network
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LayersMessage(Message):
+    """Pseudo-gradients on the way to a syncer, or common parameters on the way back, of some layers.
+
+    Attributes:
+        sent: The pseudo-gradients by layer; empty on the way back.
+        versions: By layer the version of the common parameters, and the receiving worker's last step in it.
+    """
+
+    sender: str
+    receiver: str
+    pipeline: int
+    sent: dict[int, Contribution] = field(default_factory=dict)
+    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """The progress of a worker.
+
+    Attributes:
+        samples: Samples of a step.
+        actors: The actors of its devices.
+        granted: Number of its steps that may begin.
+        begun: Number of its steps that an actor has begun.
+        finished: Number of its steps that all of its actors have finished.
+        by_actors: How many actors have finished each of the later steps.
+        waiting: Actors that wait until their next step may begin.
+        is_over: Whether no further steps may begin.
+        is_away: Whether one of its devices is absent.
+        is_gone: Whether one of its devices never returns.
+        missing: How many layers its devices lack of those that they need before they go on after an absence.
+        held: Steps, each with an actor, that have ended meanwhile.
+    """
+
+    samples: int
+    actors: frozenset[int]
+    granted: int = 0
+    begun: int = 0
+    finished: int = 0
+    by_actors: Counter[int] = field(default_factory=Counter)
+    waiting: list[int] = field(default_factory=list)
+    is_over: bool = False
+    is_away: bool = False
+    is_gone: bool = False
+    missing: int = 0
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker has finished all of its steps, or never will."""
+        return self.is_gone or (self.is_over and self.finished == self.granted)
+
+
+@dataclass(eq=False, slots=True)
+class _Holder:
+    """The first device of a stage, or of several ones of its pipeline.
+
+    Attributes:
+        stage: Index of its first stage.
+        layers: What it has sent and received.
+        elements: Number of parameters of each of its layers.
+        news: The last message that has brought each layer, until the layer is taken over.
+        pending: Layers whose new version waits for the end of the message before, by syncer.
+        busy: The syncers that are sending it a message.
+    """
+
+    name: str
+    worker: int
+    stage: int
+    layers: WorkerLayers
+    elements: dict[int, int]
+    news: dict[int, LayersMessage] = field(default_factory=dict)
+    pending: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    busy: set[str] = field(default_factory=set)
+
+
+class DecoupledUpdates:
+    """What workers and syncers do in a run.
+
+    Args:
+        actors: Name of each actor's device.
+        steps: Number of global batches whose samples are trained.
+        duration_s: Time from which no step starts, seconds from the start of the run.
+        enter: Called with a step, actors that may begin it, and the present time.
+        leave: Called with a number of actors that begin no further step.
+        record: Called with each event.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        network: Network,
+        plan: Plan,
+        scenario: Scenario,
+        actors: Sequence[str],
+        steps: int,
+        duration_s: float,
+        enter: Callable[[int, list[int], float], None],
+        leave: Callable[[int], None],
+        record: Callable[[Event], None],
+    ) -> None:
+        self._environment = environment
+        self._network = network
+        self._outer = outer = plan.synchronisation.outer
+        self._actors = actors
+        self._duration_s = duration_s
+        self._enter, self._leave, self._record = enter, leave, record
+        number = {name: actor for actor, name in enumerate(actors)}
+        self._workers = [
+            _Worker(pipeline.samples, frozenset(number[r.device] for s in pipeline.stages for r in s.replicas))
+            for pipeline in plan.pipelines
+        ]
+        self._worker_of = {actor: worker for worker in self._workers for actor in worker.actors}
+        fragments = outer.fragment_layers(len(scenario.model.layers))
+        self._syncer = {layer: outer.syncer(index) for index, own in enumerate(fragments) for layer in own}
+        self._holders = _holders(plan, scenario, fragments)
+        count = len(plan.pipelines)
+        self._rounds = {layer: Rounds(count, outer.quorum or count, outer.grace_s) for layer in self._syncer}
+        # By layer and worker: the message with the pseudo-gradient that waits at the syncer, and the last step in the
+        # common parameters.
+        self._there: dict[tuple[int, int], LayersMessage] = {}
+        self._merged_step: dict[tuple[int, int], int] = {}
+        self._under_way = 0
+        self._left = steps * plan.global_batch
+        for fault in scenario.faults:
+            for worker, pipeline in zip(self._workers, plan.pipelines, strict=True):
+                names = {name for stage in pipeline.stages for replica in stage.replicas for name in replica.devices}
+                if isinstance(fault, Absence) and fault.device in names:
+                    Timer(environment, fault.start_s, partial(self._depart, worker, fault.end_s == inf))
+                    if fault.end_s < inf:
+                        Timer(environment, fault.end_s, partial(self._return, worker))
+        for _ in range(LEAD_STEPS):
+            for worker in self._workers:
+                self._grant(worker, 0.0)
+
+    # --- steps ---
+
+    def admit(self, step: int, actors: Iterable[int], now_s: Callable[[int], float]) -> list[int]:
+        """Return those of the actors that may begin a step; others wait, or leave. ``now_s`` is an actor's clock."""
+        admitted = []
+        for actor in actors:
+            worker = self._worker_of[actor]
+            if worker.begun <= step < worker.granted and now_s(actor) >= self._duration_s:
+                self._end(worker, step)
+            if step < worker.granted:
+                worker.begun = max(worker.begun, step + 1)
+                admitted.append(actor)
+            elif worker.is_over:
+                self._leave(1)
+            else:
+                worker.waiting.append(actor)
+        return admitted
+
+    def finish(self, step: int, actor: int, now_s: float) -> None:
+        """Note that an actor finishes a step at ``now_s``, which may be later than SimPy's time."""
+        Timer(self._environment, now_s, lambda timer: self._end_step(step, actor, timer.time_s))
+
+    def _end_step(self, step: int, actor: int, now_s: float) -> None:
+        worker, holder = self._worker_of[actor], self._holders.get(self._actors[actor])
+        if worker.missing:
+            worker.held.append((step, actor))
+            return
+        if holder is not None:
+            self._send(holder, step, now_s)
+            if step + 1 < worker.granted or not worker.is_over:
+                self._take_over(holder, step + 1, now_s)
+        worker.by_actors[step] += 1
+        if worker.by_actors[step] == len(worker.actors):
+            del worker.by_actors[step]
+            worker.finished = step + 1
+            self._grant(worker, now_s)
+            self._check_end(now_s)
+
+    def _grant(self, worker: _Worker, now_s: float) -> None:
+        """Let a worker take one step more, if there are samples left for it."""
+        if worker.is_over or worker.is_gone:
+            return
+        if self._left < worker.samples or now_s >= self._duration_s:
+            self._end(worker, worker.granted)
+            return
+        self._left -= worker.samples
+        worker.granted += 1
+        waiting, worker.waiting = worker.waiting, []
+        if waiting:
+            self._enter(worker.granted - 1, waiting, now_s)
+
+    def _end(self, worker: _Worker, granted: int) -> None:
+        worker.is_over, worker.granted = True, granted
+        self._leave(len(worker.waiting))
+        worker.waiting = []
+
+    def _check_end(self, now_s: float) -> None:
+        """When no pseudo-gradient can come any more, take outer steps with all that are there."""
+        if not self._under_way and all(worker.has_ended for worker in self._workers):
+            self._merge([layer for layer, rounds in self._rounds.items() if rounds.there], now_s)
+
+    # --- absences ---
+
+    def _depart(self, worker: _Worker, for_ever: bool, timer: Timer) -> None:
+        worker.is_away = True
+        for holder in self._of(worker):
+            holder.pending.clear()
+        if for_ever and not worker.has_ended:
+            worker.is_gone = True
+            self._left += (worker.granted - worker.finished) * worker.samples
+            self._leave(len(worker.actors))
+            self._check_end(timer.time_s)
+
+    def _return(self, worker: _Worker, timer: Timer) -> None:
+        """Let the worker of a new process take over the present parameters of all layers before it goes on."""
+        worker.is_away = False
+        worker.missing = sum(len(holder.elements) for holder in self._of(worker))
+        for holder in self._of(worker):
+            holder.layers.join(worker.finished)
+            holder.news.clear()
+            for layer in holder.elements:
+                holder.pending[self._syncer[layer]].add(layer)
+            for syncer in list(holder.pending):
+                self._flush(syncer, holder, timer.time_s)
+
+    def _join(self, worker: _Worker, now_s: float) -> None:
+        """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""
+        if worker.missing:
+            return
+        for holder in self._of(worker):
+            self._take_over(holder, worker.finished, now_s)
+        held, worker.held = worker.held, []
+        for step, actor in held:
+            self._end_step(step, actor, now_s)
+
+    def _of(self, worker: _Worker) -> list[_Holder]:
+        return [holder for holder in self._holders.values() if self._workers[holder.worker] is worker]
+
+    # --- messages ---
+
+    def close(self, now_s: float) -> None:
+        """Let workers take over what has arrived, after all messages of the run."""
+        for holder in self._holders.values():
+            if not self._workers[holder.worker].is_away:
+                self._take_over(holder, None, now_s)
+
+    def _send(self, holder: _Holder, step: int, now_s: float) -> None:
+        """Send the pseudo-gradients that follow a step."""
+        by_syncer: defaultdict[str, dict[int, Contribution]] = defaultdict(dict)
+        for layer, contribution in holder.layers.send(step).items():
+            by_syncer[self._syncer[layer]][layer] = contribution
+        for syncer, sent in by_syncer.items():
+            size_bytes = sum(self._outer.packed_bytes(holder.elements[layer]) for layer in sent)
+            self._under_way += 1
+            message = LayersMessage(
+                step, -1, size_bytes, now_s, sender=holder.name, receiver=syncer, pipeline=holder.worker, sent=sent
+            )
+            self._network.connection(holder.name, syncer).send(message)
+
+    def _flush(self, syncer: str, holder: _Holder, now_s: float) -> None:
+        """Send a worker the newest versions that it lacks, unless the message before has not departed."""
+        layers = sorted(holder.pending[syncer])
+        if not layers or syncer in holder.busy or self._workers[holder.worker].is_away:
+            return
+        holder.pending[syncer].clear()
+        holder.busy.add(syncer)
+        versions = {
+            layer: (self._rounds[layer].version, self._merged_step.get((layer, holder.worker), -1)) for layer in layers
+        }
+        size_bytes = FLOAT32_BYTES * sum(holder.elements[layer] for layer in layers)
+        newest = max(version for version, _ in versions.values())
+        message = LayersMessage(
+            newest, -1, size_bytes, now_s, sender=syncer, receiver=holder.name, pipeline=-1, versions=versions
+        )
+        self._network.connection(syncer, holder.name).send(message)
+
+    def deliver(self, message: LayersMessage) -> None:
+        """Record the departure of a message, and await its arrival."""
+        place = (message.sender, message.receiver, message.pipeline, -1, -1, message.step)
+        times_s = (message.ready_s, message.departed_s)
+        self._record(
+            Event(EventKind.SEND, *place, UPDATE_ACTION, *times_s, message.size_bytes, arrived_s=message.arrived_s)
+        )
+        Timer(self._environment, message.arrived_s, lambda timer: self._arrive(message, timer.time_s))
+        if message.versions:
+            holder = self._holders[message.receiver]
+            holder.busy.discard(message.sender)
+            self._flush(message.sender, holder, message.departed_s)
+
+    def _arrive(self, message: LayersMessage, now_s: float) -> None:
+        if message.versions:
+            holder = self._holders[message.receiver]
+            worker = self._workers[holder.worker]
+            if worker.is_away:
+                return
+            new = message.versions.keys() - holder.news.keys()
+            for layer, (version, merged_step) in message.versions.items():
+                holder.layers.arrive(layer, version, merged_step)
+                holder.news[layer] = message
+            if worker.missing:
+                worker.missing -= len(new)
+                self._join(worker, now_s)
+            return
+        self._under_way -= 1
+        for layer, contribution in message.sent.items():
+            self._there[layer, contribution.worker] = message
+            self._rounds[layer].arrive(contribution, now_s)
+        self._take_outer_steps(message.sent, now_s)
+        for due_s in {self._rounds[layer].due_s for layer in message.sent} - {inf}:
+            layers = [layer for layer in message.sent if self._rounds[layer].due_s == due_s]
+            Timer(self._environment, due_s, partial(self._after_grace, layers))
+        self._check_end(now_s)
+
+    def _after_grace(self, layers: Sequence[int], timer: Timer) -> None:
+        self._take_outer_steps(layers, timer.time_s)
+
+    # --- outer steps ---
+
+    def _take_outer_steps(self, layers: Iterable[int], now_s: float) -> None:
+        self._merge([layer for layer in layers if self._rounds[layer].due_s <= now_s], now_s)
+
+    def _merge(self, layers: Sequence[int], now_s: float) -> None:
+        """Take the outer steps of layers, and send the workers what they became."""
+        if not layers:
+            return
+        merged: defaultdict[LayersMessage, list[tuple[int, int]]] = defaultdict(list)
+        for layer in layers:
+            before = self._rounds[layer].version
+            for contribution in self._rounds[layer].take():
+                self._merged_step[layer, contribution.worker] = contribution.step
+                message = self._there.pop((layer, contribution.worker))
+                merged[message].append((layer, before - contribution.base))
+        for message, parts in merged.items():
+            elements = self._holders[message.sender].elements
+            size_bytes = sum(self._outer.packed_bytes(elements[layer]) for layer, _ in parts)
+            place = (message.receiver, message.sender, -1, -1, -1, message.step)
+            self._note(place, message, size_bytes, max(missed for _, missed in parts), now_s)
+        for holder in self._holders.values():
+            for layer in layers:
+                if layer in holder.elements:
+                    holder.pending[self._syncer[layer]].add(layer)
+            for syncer in list(holder.pending):
+                self._flush(syncer, holder, now_s)
+
+    def _take_over(self, holder: _Holder, step: int | None, now_s: float) -> None:
+        """Record what a device takes over before a step; None at the end of its run."""
+        worker = self._workers[holder.worker]
+        brought: defaultdict[LayersMessage, list[int]] = defaultdict(list)
+        for layer in holder.layers.take_over(step):
+            brought[holder.news.pop(layer)].append(layer)
+        for message, layers in brought.items():
+            done = worker.finished if step is None else step
+            missed = max(done - 1 - message.versions[layer][1] for layer in layers)
+            size_bytes = FLOAT32_BYTES * sum(holder.elements[layer] for layer in layers)
+            place = (holder.name, message.sender, holder.worker, holder.stage, -1, message.step)
+            self._note(place, message, size_bytes, missed, now_s)
+
+    def _note(
+        self, place: tuple[str, str, int, int, int, int], message: Message, size_bytes: int, missed: int, now_s: float
+    ) -> None:
+        self._record(
+            Event(EventKind.UPDATE, *place, OUTER_ACTION, message.arrived_s, now_s, size_bytes, staleness=missed)
+        )
+
+
+def _holders(plan: Plan, scenario: Scenario, fragments: Sequence[Sequence[int]]) -> dict[str, _Holder]:
+    """Return the devices that exchange layers with syncers, by name."""
+    how = plan.synchronisation
+    fragment_of = {layer: index for index, own in enumerate(fragments) for layer in own}
+    found = {}
+    for worker, devices in enumerate(layer_elements(plan, scenario)):
+        for name, (stage, elements) in devices.items():
+            own = {layer: fragment_of[layer] for layer in elements}
+            layers = WorkerLayers(worker, how.interval_steps, how.outer, own)
+            found[name] = _Holder(name, worker, stage, layers, elements)
+    return found

@@ -1,0 +1,171 @@
+"""Decoupled DiLoCo in real processes: what a run did, done again in one process; struck workers; checkpoints."""
+
+import os
+import signal
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from executor.core.job import CheckpointConfig
+from executor.core.liveness import beat_path
+from executor.recovery.checkpoint_file import read_header
+from executor.recovery.checkpoints import CheckpointFolder, resumption
+from planner.events.event import OUTER_ACTION, EventKind
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.metrics import measure, worker_steps
+from planner.runs.record import RunRecord
+from tests.executor.runtime.test_decoupled import apart
+from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, TOLERANCE, scenario_of
+from tests.helpers.processes.apart import Apart
+from tests.helpers.processes.blows import await_step, strike
+from traces.common.errors import RunError
+
+
+def again(record: RunRecord) -> Apart:
+    """What a run did, by its rows: each step of a worker, what it sent and took over, and each outer step."""
+    other = Apart(record.scenario, record.plan)
+    worker_of = {name: index for index, name in enumerate(record.plan.devices)}
+    (hub,) = record.plan.synchronisation.outer.syncers
+    steps = [(end_s, 0, worker, ()) for end_s, worker, _ in worker_steps(record.events)]
+    happened: list[tuple[float, int, int, tuple[int, ...]]] = [*steps]
+    merged: dict[float, list[int]] = {}
+    for event in record.events:
+        if event.kind is EventKind.SEND and event.peer == hub:
+            happened.append((event.start_s, 1, worker_of[event.device], ()))
+        elif event.action == OUTER_ACTION and event.device == hub:
+            merged.setdefault(event.end_s, []).append(worker_of[event.peer])
+        elif event.action == OUTER_ACTION:
+            happened.append((event.end_s, 3, worker_of[event.device], (event.step,)))
+    happened += [(end_s, 2, -1, tuple(sorted(workers))) for end_s, workers in merged.items()]
+    for _, what, worker, more in sorted(happened):
+        match what:
+            case 0:
+                other.train(worker)
+            case 1:
+                other.send(worker, other.layers)
+            case 2:
+                other.merge(more, other.layers)
+            case 3:
+                for layer in other.layers:
+                    other.take(worker, layer, more[0])
+    return other
+
+
+def assert_done_again(record: RunRecord, target: Path) -> None:
+    other = again(record)
+    torch.testing.assert_close(load_file(target), other.common_parameters, rtol=1e-5, atol=TOLERANCE)
+
+
+def test_unequal_workers_do_what_one_process_does_that_applies_the_same_updates(tmp_path: Path) -> None:
+    """At the speed of the profile one takes three times as long as the other."""
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    plan = apart(scenario, (3, 9), 2, OuterStep(mixing=0.5, quorum=1, overlap_steps=1))
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target, at_profile_speed=True).run(scenario, plan, None, 8)
+    assert_done_again(record, target)
+    steps = Counter(worker for _, worker, _ in worker_steps(record.events))
+    assert steps[0] > steps[1]
+    assert 8 * 12 - 9 < 3 * steps[0] + 9 * steps[1] <= 8 * 12
+    assert len(record.losses) == measure(record).steps
+
+
+@pytest.mark.slow
+def test_stages_and_replicas_form_a_worker(tmp_path: Path) -> None:
+    scenario = scenario_of(5, OPTIMIZERS[1])
+    one, two, three, four, hub = (device.name for device in scenario.cluster.devices)
+    halves = (Stage(0, 1, (Replica(one), Replica(two)), 2), Stage(1, LAYERS, (Replica(three),), 1))
+    pipelines = (Pipeline(halves, (4, 2)), Pipeline((Stage(0, LAYERS, (Replica(four),), 2),), (4, 2)))
+    how = Synchronisation("diloco-decoupled", interval_steps=2, outer=OuterStep(fragments=2, quorum=1, syncers=(hub,)))
+    plan = Plan(scenario.name, scenario.model.name, "hand", "1f1b", pipelines, synchronisation=how)
+    record = TorchBackend("real").run(scenario, plan, None, 8)
+    assert sum(Counter(worker for _, worker, _ in worker_steps(record.events)).values()) == 16
+    assert record.losses[-1] < record.losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_struck_worker_stops_nobody(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    plan = apart(scenario, (6, 6), 2, OuterStep(mixing=0.5, quorum=1))
+    said: list[str] = []
+    threading.Thread(target=strike, args=(tmp_path, 1, 5, number), daemon=True).start()
+    record = TorchBackend("real", at_profile_speed=True, tell=said.append).run(scenario, plan, None, 120)
+    assert [line for line in said if line.startswith("lost: device-1")]
+    ends_s = {worker: sorted(end for end, w, _ in worker_steps(record.events) if w == worker) for worker in (0, 1)}
+    gaps_s = [later - earlier for earlier, later in zip(ends_s[0], ends_s[0][1:], strict=False)]
+    assert max(gaps_s) < 5 * sorted(gaps_s)[len(gaps_s) // 2]
+    steps = [step for _, worker, step in worker_steps(record.events) if worker == 1]
+    assert sorted(steps) == list(range(len(steps)))
+    assert len(ends_s[0]) + len(ends_s[1]) == 240
+    (absence,) = [event for event in record.events if event.kind is EventKind.FAULT]
+    assert absence.device == "device-1"
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_syncer_ends_the_run_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario = scenario_of(3)
+    plan = apart(scenario, (6, 6), 2, OuterStep())
+    job = threading.Thread(target=strike_syncer, args=(tmp_path, 2), daemon=True)
+    job.start()
+    with pytest.raises(RunError, match=r"device 'device-2'.*takes the outer steps, was lost"):
+        TorchBackend("real", at_profile_speed=True).run(scenario, plan, None, 200)
+
+
+def strike_syncer(folder: Path, rank: int) -> None:
+    """It writes no samples of its resources, so that the steps of another rank tell when."""
+    job = await_step(folder, 0, 5)
+    os.kill(int(beat_path(job, rank).read_text()), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Each worker with its own step, optimizer and error feedback; the syncer with its momentum and versions."""
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    outer = OuterStep(mixing=0.5, quorum=1, overlap_steps=1, compression="int4", density=0.5)
+    plan = apart(scenario, (3, 9), 2, outer)
+    folder = tmp_path / "checkpoints"
+
+    def run(plan: Plan, steps: int, first_step: int = 0) -> RunRecord:
+        checkpoints = CheckpointConfig(folder, 6, first_step)
+        return TorchBackend("real", at_profile_speed=True, checkpoints=checkpoints).run(scenario, plan, None, steps)
+
+    run(plan, 24)
+    own_steps = steps_of_a_consistent_checkpoint(folder, 18)
+    # As if the run had been killed before its end.
+    for each in (CheckpointFolder(folder), *CheckpointFolder(folder).others):
+        each.drop(24)
+    step, found = resumption(folder, scenario, 30, print)
+    assert (step, found) == (18, plan)
+    rest = run(plan, 30, step)
+    done = {worker: sorted(own for _, w, own in worker_steps(rest.events) if w == worker) for worker in (0, 1)}
+    for worker, own in done.items():
+        assert own == list(range(own_steps[worker], own_steps[worker] + len(own)))
+    assert 30 * 12 - 9 < 3 * (done[0][-1] + 1) + 9 * (done[1][-1] + 1) <= 30 * 12
+
+
+def steps_of_a_consistent_checkpoint(path: Path, step: int) -> list[int]:
+    """Each worker's own step in a checkpoint of two workers, and a syncer, that agree on what was sent."""
+    folder = CheckpointFolder(path)
+    found = folder.of_step(step, read_header(folder.parts(step)[0]).model)
+    layers = [layer for layer in range(LAYERS) if "version" in found.of_pipeline(2).outer(layer)]
+    assert layers
+    own_steps = []
+    for worker in (0, 1):
+        own_steps.append(int(found.of_pipeline(worker).outer(layers[0])["own_step"]))
+        for layer in layers:
+            own, common = found.of_pipeline(worker).outer(layer), found.of_pipeline(2).outer(layer)
+            counted, base, sent = own["exchanged"].tolist()
+            waiting = common.get(f"facts{worker}", torch.tensor([-1])).tolist()[0]
+            known = max(waiting, int(common["merged"][worker]))
+            assert base <= int(common["version"])
+            assert sent <= known < max(counted, 1) <= own_steps[worker] + 1
+    return own_steps

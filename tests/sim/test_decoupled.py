@@ -1,0 +1,269 @@
+"""Workers at their own speed, and syncers: by hand, beside Streaming DiLoCo, and what no run may lose."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.check import check_plan
+from planner.events.event import OUTER_ACTION, Event, EventKind
+from planner.plan.decoupled import Contribution, Rounds, WorkerLayers, merging_weights
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Plan, Synchronisation
+from planner.runs.metrics import measure, worker_steps
+from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Device
+from planner.scenario.faults import Absence, Fault, Hang
+from planner.scenario.scenario import Scenario
+from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import mesh_scenario
+from tests.sim.test_outer_steps import BYTES_PER_S, begins_s, regions
+
+HUB = "hub"
+
+
+def apart(
+    step_s: Sequence[float],
+    transfer_s: Sequence[float],
+    every: int,
+    outer: OuterStep,
+    latency_s: float = 0.0,
+    faults: tuple[Fault, ...] = (),
+) -> tuple[Scenario, Plan]:
+    """The case of `regions`, with a device between the workers that takes the outer steps."""
+    scenario, plan = regions(step_s, transfer_s, every, outer, latency_s)
+    count = len(step_s)
+    wider = mesh_scenario(count + 1, [1.0], [1.0], link=lambda a, b: (8.0 * BYTES_PER_S, latency_s))
+    links = tuple(
+        replace(
+            link, source=link.source.replace(f"device-{count}", HUB), target=link.target.replace(f"device-{count}", HUB)
+        )
+        for link in wider.cluster.links
+    )
+    hub = Device(HUB, scenario.cluster.devices[0].kind, "region-hub", 1)
+    cluster = Cluster((*scenario.cluster.devices, hub), links)
+    how = Synchronisation("diloco-decoupled", interval_steps=every, outer=replace(outer, syncers=(HUB,)))
+    scenario, plan = replace(scenario, cluster=cluster, faults=faults), replace(plan, synchronisation=how)
+    check_plan(plan, scenario)
+    return scenario, plan
+
+
+def simulated(case: tuple[Scenario, Plan], steps: int) -> RunRecord:
+    return Simulator().run(*case, None, steps)
+
+
+def sends(record: RunRecord, device: str, peer: str) -> list[tuple[float, int, int]]:
+    """When which step or version left, and its bytes."""
+    return [
+        (event.start_s, event.step, event.size_bytes)
+        for event in record.events
+        if event.kind is EventKind.SEND and (event.device, event.peer) == (device, peer)
+    ]
+
+
+def outer_steps(record: RunRecord, device: str) -> list[Event]:
+    return [event for event in record.events if event.action == OUTER_ACTION and event.device == device]
+
+
+def steps_of(record: RunRecord) -> Counter[int]:
+    return Counter(pipeline for _, pipeline, _ in worker_steps(record.events))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_nobody_waits_and_the_faster_worker_takes_more_steps() -> None:
+    # 12 samples: each worker has two steps at first, and one more with the end of each, until 8 and 4 are given out.
+    record = simulated(apart([1.0, 2.5], [0.5], 2, OuterStep(quorum=1), 0.25), steps=6)
+    assert begins_s(record, "device-0") == [float(step) for step in range(8)]
+    assert begins_s(record, "device-1") == [0, 2.5, 5, 7.5]
+    assert steps_of(record) == {0: 8, 1: 4}
+    # The first two samples are trained at 2, the last ones at 10.
+    metrics = measure(record)
+    assert (metrics.steps, metrics.samples_per_s) == (6, pytest.approx(10 / (10 - 2)))
+
+
+def test_the_way_there_and_back() -> None:
+    # Sent at 2, there at 2.75, and back at 3.5: taken over before the step that begins at 4, after which it sends again
+    # at 6. The other one's pseudo-gradient is sent at 5, and its outer step reaches both at 6.5.
+    record = simulated(apart([1.0, 2.5], [0.5], 2, OuterStep(quorum=1), 0.25), steps=6)
+    assert sends(record, "device-0", HUB) == [(2.0, 1, 2000), (6.0, 5, 2000)]
+    assert sends(record, "device-1", HUB) == [(5.0, 1, 2000), (10.0, 3, 2000)]
+    merged = [(event.end_s, event.peer, event.step, event.staleness) for event in outer_steps(record, HUB)]
+    # The slow one knew nothing of the first outer step when it sent its own; nor the fast one of the second.
+    assert merged[:3] == [(2.75, "device-0", 1, 0), (5.75, "device-1", 1, 1), (6.75, "device-0", 5, 1)]
+    taken = [(event.start_s, event.end_s, event.step) for event in outer_steps(record, "device-0")]
+    assert taken[:2] == [(3.5, 4.0, 1), (6.5, 7.0, 2)]
+
+
+def test_a_quorum_and_the_grace_after_it() -> None:
+    # Three workers send at 2, 2.5 and 4; the quorum of two is there at 3.25.
+    steps_s = [1.0, 1.25, 2.0]
+    for grace_s, merged in [(0.0, {0: 3.25, 1: 3.25}), (1.0, {0: 4.25, 1: 4.25}), (2.0, {0: 4.75, 1: 4.75, 2: 4.75})]:
+        outer = OuterStep(quorum=2, grace_s=grace_s)
+        record = simulated(apart(steps_s, [0.5], 2, outer, 0.25), steps=3)
+        first = {event.peer[-1]: event.end_s for event in reversed(outer_steps(record, HUB))}
+        found = {worker: first[str(worker)] for worker in merged}
+        assert found == merged, grace_s
+
+
+def test_a_worker_sends_nothing_more_before_its_last_is_taken_over() -> None:
+    # With a quorum of both, the fast worker's first pseudo-gradient waits for the slow one's at 10.
+    record = simulated(apart([1.0, 5.0], [0.25], 2, OuterStep()), steps=9)
+    assert [step for _, step, _ in sends(record, "device-0", HUB)] == [1, 11]
+    assert begins_s(record, "device-0") == [float(step) for step in range(14)]
+
+
+def test_versions_that_a_newer_one_replaces_are_not_sent() -> None:
+    # The way back to the slow worker takes 4 s; meanwhile the fast one's outer steps have made newer versions.
+    scenario, plan = apart([1.0, 1.0, 8.0], [0.25], 1, OuterStep(quorum=1))
+    links = tuple(
+        replace(link, bandwidth_bps=link.bandwidth_bps / 16)
+        if (link.source, link.target) == (HUB, "device-2")
+        else link
+        for link in scenario.cluster.links
+    )
+    record = simulated((replace(scenario, cluster=Cluster(scenario.cluster.devices, links)), plan), steps=8)
+    starts = sends(record, HUB, "device-2")
+    assert {later[0] - earlier[0] for earlier, later in pairwise(starts[:4])} == {4.0}
+    versions = [version for _, version, _ in starts]
+    assert versions[1] - versions[0] > 1
+
+
+def test_stages_merge_their_layers_by_themselves() -> None:
+    """Layers of a pipeline of two stages reach the syncer at two times, and other workers in two messages."""
+    scenario, plan = apart([0.5, 1.0, 1.0], [0.5, 0.25], 2, OuterStep(), 0.25)
+    whole, first, second = plan.pipelines
+    halves = (replace(first.stages[0], end_layer=1, in_flight=2), replace(second.stages[0], first_layer=1))
+    plan = replace(plan, pipelines=(replace(whole, microbatches=(2,)), replace(first, stages=halves)))
+    check_plan(plan, scenario)
+    record = simulated((scenario, plan), steps=4)
+    assert sends(record, HUB, "device-0")[:2] == [(3.75, 1, 1000), (4.75, 1, 2000)]
+    assert {size_bytes for _, _, size_bytes in sends(record, HUB, "device-1")} == {2000}
+    assert {size_bytes for _, _, size_bytes in sends(record, HUB, "device-2")} == {1000}
+
+
+def test_what_is_there_at_the_end_is_merged_and_taken_over() -> None:
+    record = simulated(apart([1.0, 1.0, 3.0], [0.5], 4, OuterStep(quorum=3)), steps=4)
+    assert {event.peer for event in outer_steps(record, HUB)} == {"device-0", "device-1"}
+    end_s = max(event.end_s for event in record.events)
+    assert [event.end_s for event in outer_steps(record, "device-2")] == [end_s]
+
+
+# --- absences ---------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_worker_stops_nobody_and_takes_the_present_parameters_over() -> None:
+    fault = Absence("device-1", 3.5, 9.0)
+    record = simulated(apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, (fault,)), steps=8)
+    assert begins_s(record, "device-0") == [float(step) for step in range(11)]
+    # Its fourth step is interrupted at 3.5, and goes on at 9; what it sends after it leads away from what it has then.
+    begun = begins_s(record, "device-1")
+    assert begun[:3] == [0, 1, 2]
+    joined = [event for event in outer_steps(record, "device-1") if event.start_s > 9]
+    assert (joined[0].start_s, joined[0].end_s) == (9.75, 9.75)
+    assert sends(record, "device-1", HUB)[1:] == [(9.75, 3, 2000)]
+    assert [event.staleness for event in outer_steps(record, HUB) if event.peer == "device-1"] == [1, 0]
+    assert measure(record).steps == 8
+
+
+def test_a_worker_that_never_returns_leaves_its_steps_to_the_others() -> None:
+    fault = Absence("device-1", 3.5)
+    record = simulated(apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, (fault,)), steps=8)
+    assert steps_of(record) == {0: 13, 1: 3}
+
+
+def test_a_stopped_worker_stops_nobody() -> None:
+    fault = Hang("device-1", 3.5, 6.0)
+    record = simulated(apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, (fault,)), steps=8)
+    assert begins_s(record, "device-0")[:8] == [float(step) for step in range(8)]
+    assert begins_s(record, "device-1")[:5] == [0, 1, 2, 3, 6.5]
+
+
+# --- beside Streaming DiLoCo ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 3), st.integers(3, 6), st.integers(1, 3), st.sampled_from(["none", "int4"]))
+def test_with_all_workers_at_one_speed_the_same_pseudo_gradients_leave_as_in_streaming(
+    workers: int, every: int, fragments: int, compression: str
+) -> None:
+    outer = OuterStep(fragments=fragments, overlap_steps=2, mixing=0.5, compression=compression)
+    steps_s, transfer_s = [1.0] * workers, [0.25, 0.125, 0.25]
+    record = simulated(apart(steps_s, transfer_s, every, outer, 0.125), steps=2 * every)
+    beside = simulated(regions(steps_s, transfer_s, every, outer, 0.125), steps=2 * every)
+    for number in range(workers):
+        name, other = f"device-{number}", f"device-{(number + 1) % workers}"
+        assert begins_s(record, name) == begins_s(beside, name)
+        assert _by_step(sends(record, name, HUB)) == _by_step(sends(beside, name, other))
+        taken = {event.end_s for event in outer_steps(record, name)}
+        # Where Streaming DiLoCo takes the outer step, except those at the end of the run.
+        expected = {start_s + 2 for start_s, step, _ in sends(beside, name, other) if step + 2 < 2 * every - 1}
+        assert expected <= taken
+
+
+def _by_step(sent: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    """Streaming DiLoCo sends each run of layers by itself."""
+    total: Counter[tuple[float, int]] = Counter()
+    for start_s, step, size_bytes in sent:
+        total[start_s, step] += size_bytes
+    return [(start_s, step, size_bytes) for (start_s, step), size_bytes in sorted(total.items())]
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.data(),
+)
+def test_every_run_trains_its_samples_and_loses_no_pseudo_gradient(
+    step_s: list[float], every: int, data: st.DataObject
+) -> None:
+    outer = OuterStep(
+        fragments=data.draw(st.integers(1, min(2, every))),
+        overlap_steps=data.draw(st.integers(0, every - 1)),
+        quorum=data.draw(st.integers(1, len(step_s))),
+        grace_s=data.draw(st.sampled_from([0.0, 0.75])),
+    )
+    record = simulated(apart(step_s, [0.25, 0.5], every, outer, 0.125), steps=7)
+    assert sum(steps_of(record).values()) == 7 * len(step_s)
+    for number, own_s in enumerate(step_s):
+        starts = begins_s(record, f"device-{number}")
+        assert starts == [own_s * step for step in range(len(starts))]
+    names = [f"device-{number}" for number in range(len(step_s))]
+    sent = {(name, step) for name in names for _, step, _ in sends(record, name, HUB)}
+    assert {(event.peer, event.step) for event in outer_steps(record, HUB)} == sent
+
+
+# --- the rules --------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_is_weighted_by_samples() -> None:
+    contributions = [Contribution(0, 9, 10, 0), Contribution(1, 4, 5, 0)]
+    assert merging_weights(contributions, {0: 2, 1: 12}) == [0.25, 0.75]
+
+
+def test_a_replaced_worker_counts_once() -> None:
+    rounds = Rounds(2, 2, 0.0)
+    rounds.arrive(Contribution(0, 3, 4, 0), 1.0)
+    rounds.arrive(Contribution(0, 5, 2, 0), 2.0)
+    assert rounds.due_s == float("inf")
+    rounds.arrive(Contribution(1, 3, 4, 0), 3.0)
+    assert rounds.due_s == 3.0
+    assert [(each.worker, each.step) for each in rounds.take()] == [(0, 5), (1, 3)]
+
+
+def test_a_version_without_the_own_pseudo_gradient_is_taken_over_at_once() -> None:
+    layers = WorkerLayers(0, 4, OuterStep(overlap_steps=3), {0: 0})
+    assert layers.send(3)[0] == Contribution(0, 3, 4, 0)
+    layers.arrive(0, 1, -1)
+    assert layers.take_over(4) == [0]
+    assert not layers.send(7)
+    layers.arrive(0, 2, 3)
+    assert layers.take_over(8) == [0]
+    # It contains the progress since the pseudo-gradient before, and leads away from the version taken over last.
+    assert layers.send(11)[0] == Contribution(0, 11, 8, 2)
