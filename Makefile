@@ -42,6 +42,7 @@ bench: $(INSTALLED)
 	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
 	$(BIN)/ropebridge bench diloco
+	$(BIN)/ropebridge bench workers
 	$(BIN)/ropebridge bench recovery
 	$(BIN)/ropebridge bench jobs
 	$(BIN)/ropebridge bench profile

@@ -15,6 +15,7 @@ from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.execution.recovery import measure_recovery
 from experiments.benches.execution.separate_training import measure_separate_training
+from experiments.benches.execution.struck_workers import measure_struck_workers
 from experiments.benches.faults.busy import measure_busy
 from experiments.benches.faults.faults import measure_faults
 from experiments.benches.faults.slowing import measure_strangers
@@ -64,6 +65,7 @@ BENCHES: Mapping[str, Bench] = {
     "schedules": measure_schedules,
     "simulator": measure_simulator,
     "sweep": measure_sweep,
+    "workers": measure_struck_workers,
 }
 
 

@@ -22,10 +22,10 @@ from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import measure
 from planner.scenario.profile import TimeTable
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import LearningRateSchedule, Optimizer
 
-_MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
+MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
 _SAMPLES, _QUICK_STEPS, _STEPS, _SEEDS = 32, 300, 1000, 3
 _LEARNING_RATE = 0.002
 
@@ -81,14 +81,7 @@ def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> Bench
 
 def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
     """Return the loss on held-out text after training, and the bytes sent between the workers."""
-    code = ModelCode(_MODEL_FILE, {})
-    # The times are never used: the plan is written by hand.
-    unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
-    warmup_steps = steps // 10
-    schedule = LearningRateSchedule("cosine", warmup_steps, steps - warmup_steps, final_share=0.1)
-    rule = Optimizer("adamw", _LEARNING_RATE, schedule=schedule)
-    scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, _SAMPLES, rule)
-    scenario = replace(scenario, training=replace(scenario.training, seed=seed))
+    scenario = character_scenario(seed, steps, _SAMPLES)
     stage = (0, len(scenario.model.layers))
     pipelines = tuple(
         Pipeline((Stage(*stage, (Replica(device),), 1),), (_SAMPLES // len(TWO_DEVICES),)) for device in TWO_DEVICES
@@ -97,10 +90,23 @@ def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
     with TemporaryDirectory(prefix="ropebridge-") as folder:
         target = Path(folder) / "parameters.safetensors"
         record = TorchBackend("real", emulator="none", parameters=target).run(scenario, plan, None, steps)
-        return _held_out_loss(load_file(target)), measure(record).wan_bytes
+        return held_out_loss(load_file(target)), measure(record).wan_bytes
 
 
-def _held_out_loss(parameters: Mapping[str, torch.Tensor]) -> float:
+def character_scenario(seed: int, steps: int, samples: int) -> Scenario:
+    """Return the scenario of two devices that train the model for so many steps of so many samples."""
+    code = ModelCode(MODEL_FILE, {})
+    # The times are never used: the plan is written by hand.
+    unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
+    warmup_steps = steps // 10
+    schedule = LearningRateSchedule("cosine", warmup_steps, steps - warmup_steps, final_share=0.1)
+    rule = Optimizer("adamw", _LEARNING_RATE, schedule=schedule)
+    scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, samples, rule)
+    return replace(scenario, training=replace(scenario.training, seed=seed))
+
+
+def held_out_loss(parameters: Mapping[str, torch.Tensor]) -> float:
+    """Return the loss of a model with these parameters on held-out text."""
     model = build()
     layers = torch.nn.Sequential(*model.layers)
     layers.load_state_dict(dict(parameters))
