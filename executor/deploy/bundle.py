@@ -11,8 +11,8 @@ from planner.files.documents import read_json
 from planner.files.plan import read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
 from planner.plan.plan import Plan
-from planner.scenario.data import DatasetCode
 from planner.scenario.scenario import Code, HuggingFaceCode, Scenario, weight_files
+from planner.scenario.training import DatasetCode
 from traces.common.errors import InputError
 
 # The model's file, or its weights: a file or a folder.

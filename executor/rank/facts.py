@@ -15,9 +15,9 @@ from executor.training.data.sources import fingerprint
 from executor.training.models.loading import LayerSize, compare_sizes
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
-from planner.scenario.data import TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import HuggingFaceCode, Scenario, weight_files
+from planner.scenario.training import TrainingData
 
 # Number of hexadecimal digits of a SHA-256 that are compared and shown in messages: nobody finds two files with equal
 # ones.

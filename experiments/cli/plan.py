@@ -48,9 +48,22 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            help="Strategy auto: the highest throughput, or the least cost of a step.",
+            help="Strategy auto: throughput, the cost of a step, time-to-loss, or cost-to-loss.",
             show_default="throughput",
-            autocompletion=one_of(("throughput", "cost")),
+            autocompletion=one_of(("throughput", "cost", "time-to-loss", "cost-to-loss")),
+        ),
+    ] = None,
+    loss: Annotated[
+        float | None, typer.Option("--loss", help="Objectives time-to-loss and cost-to-loss: the loss to reach.")
+    ] = None,
+    assumed_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--assume-convergence",
+            metavar="TOKENS",
+            min=1,
+            max=1_000_000,
+            help="Plan to a loss without a convergence file, by published laws of language models; tokens of a sample.",
         ),
     ] = None,
     budget_per_hour: Annotated[
@@ -72,12 +85,12 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Say what limits the plan, and what would help.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a plan for a scenario. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
+    """Make a plan, for throughput, cost or a loss. Example: ropebridge plan cloud-edge-end --explain -o plan.json."""
     from experiments.runs.scenario import Ordering
     from experiments.verbs.plan import PlanObjective
     from experiments.verbs.plan import plan as verb
 
-    best = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share)
+    best = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share, loss, assumed_tokens)
     ordering = Ordering(schedule, dynamic, orders)
     say(verb(scenario, strategy, ordering, output, torch_csv, as_json, best, explain))
 

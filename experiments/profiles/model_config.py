@@ -14,9 +14,8 @@ from planner.files.cluster import read_kind_table
 from planner.files.documents import Document, parse_yaml
 from planner.files.parsing import Part
 from planner.files.training import read_data
-from planner.scenario.data import TrainingData
 from planner.scenario.scenario import ModelCode
-from planner.scenario.training import OPTIMIZER_STATES
+from planner.scenario.training import OPTIMIZER_STATES, TrainingData
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import key_and_value
 

@@ -1,6 +1,6 @@
 """Generates documentation from the code: ``python -m experiments.tools.documentation reference FOLDER``.
 
-With ``schemas FOLDER`` it writes the JSON Schemas of scenario, plan and sweep files instead.
+With ``schemas FOLDER`` it writes the JSON Schemas of scenario, plan, sweep and convergence files instead.
 """
 
 import ast
@@ -18,6 +18,7 @@ from experiments.cli.app import app
 from experiments.sweep.sweep_file import SweepEntry
 from planner.files.plan import plan_schema
 from planner.files.scenario import scenario_schema
+from planner.files.training import ConvergenceEntry
 from traces.common.atomic import write_text_atomically
 
 # Modules of the Python reference: the public interface for authors of strategies, policies and tools.
@@ -49,6 +50,7 @@ def schema_texts() -> Mapping[str, str]:
     """Return the text of each schema file by the file's name."""
     sweep_schema = TypeAdapter(SweepEntry).json_schema()
     schemas = {"scenario.json": scenario_schema(), "plan.json": plan_schema(), "sweep.json": sweep_schema}
+    schemas["convergence.json"] = TypeAdapter(ConvergenceEntry).json_schema()
     return {name: json.dumps(schema, indent=1) + "\n" for name, schema in schemas.items()}
 
 

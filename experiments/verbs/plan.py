@@ -1,7 +1,7 @@
 """The verb ``ropebridge plan``: make a plan, write it, and describe it."""
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -12,11 +12,15 @@ from planner.explain.explanation import explain
 from planner.files.plan import plan_json, write_plan
 from planner.plan.actions import to_torch_csv
 from planner.plan.plan import Plan
+from planner.scenario.convergence import published_law
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import FLOAT32_BYTES
 from planner.step.orders import plan_orders
 from planner.systems.auto.objective import OBJECTIVES, Objective, contended_step_time_s
 from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import plan_for, robust_plan
+from planner.systems.regional.report import LossReport
+from planner.systems.regional.search import LOSS_OBJECTIVES, LossGoal, plan_to_loss
 from traces.common.atomic import write_text_atomically, written_together
 from traces.common.errors import InputError, unknown_name
 from traces.common.units import number_text
@@ -29,29 +33,44 @@ class PlanObjective:
     """The options that set the objective of strategy `auto`; None for an option that is not given.
 
     Attributes:
-        name: One of `planner.systems.auto.objective.OBJECTIVES`.
+        name: One of `planner.systems.auto.objective.OBJECTIVES`, or of `LOSS_OBJECTIVES`.
         budget_per_hour: Largest cost of the plan, US dollars per hour.
         rate_samples_per_s: Least throughput of the plan, samples/s.
         robust: Share of the traces' time windows that may be slow: plans are compared by the throughput that each
             reaches in all other windows.
+        loss: The loss to reach; only with an objective of `planner.systems.regional.search.LOSS_OBJECTIVES`.
+        assumed_tokens: Tokens of a sample, by which published laws of language models take the place of a convergence
+            file.
     """
 
     name: str | None = None
     budget_per_hour: float | None = None
     rate_samples_per_s: float | None = None
     robust: float | None = None
+    loss: float | None = None
+    assumed_tokens: int | None = None
 
 
-def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Ordering, objective: PlanObjective) -> Plan:
+@dataclass(frozen=True)
+class ChosenPlan:
+    """A plan, and for an objective that is a loss, what it takes to the loss."""
+
+    plan: Plan
+    to_loss: LossReport | None = None
+
+
+def choose_best_plan(
+    scenario: Scenario, strategy: str | None, ordering: Ordering, objective: PlanObjective
+) -> ChosenPlan:
     """Return a strategy's plan, checked; if an objective is given, the plan that `auto` finds for this objective.
 
     Raises:
         InputError: An objective is given with a strategy other than `auto`, it is unknown, or no plan meets it.
     """
-    options = ("--objective", "--budget", "--rate", "--robust")
+    options = ("--objective", "--budget", "--rate", "--robust", "--loss", "--assume-convergence")
     first = next((option for option, value in zip(options, astuple(objective), strict=True) if value is not None), None)
     if first is None:
-        return choose_plan(scenario, None, strategy, ordering)
+        return ChosenPlan(choose_plan(scenario, None, strategy, ordering))
     if strategy != _STRATEGY:
         given = f"strategy '{strategy}'" if strategy is not None else "no strategy"
         raise InputError(
@@ -59,24 +78,64 @@ def choose_best_plan(scenario: Scenario, strategy: str | None, ordering: Orderin
             valid=f"only '--strategy {_STRATEGY}' plans for an objective: name it, or leave the option out",
         )
     made = _best_plan(scenario, objective)
-    check_plan(made, scenario)
-    return with_ordering(made, scenario, ordering)
+    check_plan(made.plan, scenario)
+    return replace(made, plan=with_ordering(made.plan, scenario, ordering))
 
 
-def _best_plan(scenario: Scenario, asked: PlanObjective) -> Plan:
-    if asked.name is not None and asked.name not in OBJECTIVES:
-        raise unknown_name("objective", asked.name, OBJECTIVES, where="--objective")
-    for option, value in (("--budget", asked.budget_per_hour), ("--rate", asked.rate_samples_per_s)):
+def _best_plan(scenario: Scenario, asked: PlanObjective) -> ChosenPlan:
+    names = (*OBJECTIVES, *LOSS_OBJECTIVES)
+    if asked.name is not None and asked.name not in names:
+        raise unknown_name("objective", asked.name, names, where="--objective")
+    for option, value in (
+        ("--budget", asked.budget_per_hour),
+        ("--rate", asked.rate_samples_per_s),
+        ("--loss", asked.loss),
+    ):
         if value is not None and not 0 < value < inf:
             raise InputError(f"{value:g} is not allowed", where=option, valid="give a finite number above zero")
+    if asked.name in LOSS_OBJECTIVES:
+        return _plan_to_loss(scenario, asked)
+    for option, given in (("--loss", asked.loss), ("--assume-convergence", asked.assumed_tokens)):
+        if given is not None:
+            valid = f"add '--objective {LOSS_OBJECTIVES[0]}' or '--objective {LOSS_OBJECTIVES[1]}', or leave it out"
+            raise InputError("it has no meaning for this objective", where=option, valid=valid)
     objective = Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
     if asked.robust is None:
-        return plan_for(scenario, objective)
+        return ChosenPlan(plan_for(scenario, objective))
     try:
         check_quantile(asked.robust)
     except InputError as error:
         raise error.within("--robust") from None
-    return robust_plan(scenario, objective, asked.robust)
+    return ChosenPlan(robust_plan(scenario, objective, asked.robust))
+
+
+def _plan_to_loss(scenario: Scenario, asked: PlanObjective) -> ChosenPlan:
+    assert asked.name is not None, "it is one of the objectives"
+    if asked.loss is None:
+        raise InputError(f"the objective '{asked.name}' needs a loss", where="--objective", valid="add --loss LOSS")
+    if asked.robust is not None:
+        valid = "leave it out: time and cost to a loss are those at declared rates"
+        raise InputError(f"it does not fit the objective '{asked.name}'", where="--robust", valid=valid)
+    law = scenario.training.convergence
+    if asked.assumed_tokens is not None:
+        if law is not None:
+            valid = "leave it out, or remove 'convergence' from the scenario's training"
+            raise InputError("the scenario names a convergence file", where="--assume-convergence", valid=valid)
+        parameters = scenario.model.parameter_bytes(0, len(scenario.model.layers)) // FLOAT32_BYTES
+        law = published_law(max(1, parameters), asked.assumed_tokens)
+    if law is None:
+        raise InputError(
+            f"nobody has measured how the loss of '{scenario.name}' falls",
+            where="--objective",
+            valid="run 'ropebridge profile convergence SCENARIO -o FILE' and name FILE as 'training: {convergence: "
+            "FILE}', or plan by published laws of language models with '--assume-convergence TOKENS_OF_A_SAMPLE'",
+        )
+    assumed = asked.assumed_tokens is not None
+    goal = LossGoal(asked.name, asked.loss, law, assumed, asked.budget_per_hour, asked.rate_samples_per_s)
+    found = plan_to_loss(scenario, goal)
+    how = "assumed" if assumed else "measured"
+    named = replace(found.best.plan, strategy=f"{_STRATEGY} to loss {asked.loss:g} by {how} convergence")
+    return ChosenPlan(named, LossReport(goal, found))
 
 
 def plan(
@@ -106,7 +165,8 @@ def plan(
     """
     check_targets((output, torch_csv))
     scenario = choose_scenario(scenario_name)
-    made = choose_best_plan(scenario, strategy, ordering, objective)
+    chosen = choose_best_plan(scenario, strategy, ordering, objective)
+    made, to_loss = chosen.plan, chosen.to_loss
     for_torch = ""
     if torch_csv is not None:
         orders = plan_orders(made, scenario)[0]
@@ -120,8 +180,12 @@ def plan(
     if as_json:
         if explanation is None:
             return plan_json(made)
-        return json.dumps({"plan": json.loads(plan_json(made)), "explanation": explanation.document()}, indent=2)
+        found = {} if to_loss is None else {"to_loss": to_loss.document()}
+        document = {"plan": json.loads(plan_json(made)), "explanation": explanation.document(), **found}
+        return json.dumps(document, indent=2)
     description = describe_plan(made, scenario)
+    if to_loss is not None:
+        description += "\n" + "\n".join(to_loss.lines(explains))
     return description if explanation is None else f"{description}\n{explanation}"
 
 

@@ -1,22 +1,32 @@
-"""Reads the ``training`` of a scenario: batch, update rule, precision, seed and data."""
+"""Reads the ``training`` of a scenario: batch, update rule, precision, seed, data, and the file of its convergence."""
 
 from dataclasses import asdict, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from planner.cost.parameter_memory import FRAMEWORKS, parameter_memory
-from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry
-from planner.scenario.data import TOKEN_TYPES, DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
+from planner.files.documents import Document
+from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry, parse
+from planner.plan.outer_step import OUTER_COMPRESSIONS
+from planner.plan.plan import METHODS
+from planner.scenario.convergence import SHAPE, TERMS, LossLaw
 from planner.scenario.training import (
     DEFAULT_PRECISION,
     PRECISIONS,
     RATE_RULES,
     SHAPES,
+    TOKEN_TYPES,
     BatchLimits,
+    DatasetCode,
+    DataSource,
     LearningRateSchedule,
     Optimizer,
+    SavedDataset,
+    TokenFiles,
     Training,
+    TrainingData,
 )
 from traces.common.errors import InputError, find_by_name
 
@@ -133,6 +143,7 @@ class TrainingEntry:
         bytes_per_parameter: Bytes that plans count on a device for each parameter with its gradient, the optimizer's
             values and all copies; those of ``framework`` if absent.
         framework: The framework whose rule gives these bytes: torch (that of runs), megatron-lm, deepspeed or sailor.
+        convergence: File that 'ropebridge profile convergence' has written for this task.
     """
 
     global_batch: Positive
@@ -146,6 +157,121 @@ class TrainingEntry:
     batch: BatchEntry | None = None
     bytes_per_parameter: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     framework: Annotated[str, WithJsonSchema({"enum": list(FRAMEWORKS)})] | None = None
+    convergence: str | None = None
+
+
+CONVERGENCE_VERSION = 1
+
+# Values of `planner.scenario.convergence.SHAPE` and `TERMS`.
+_COUNT = len(SHAPE + TERMS)
+LawParameters = Annotated[
+    tuple[Annotated[float, Field(gt=-100, lt=100)], ...], Field(min_length=_COUNT, max_length=_COUNT)
+]
+
+
+@file_entry
+class LawEntry:
+    """The fitted law of `planner.scenario.convergence`: its parameters, and what it covers.
+
+    Attributes:
+        source: What the law is from.
+        reference_samples: Samples at which the power law is its scale.
+        mean: Parameters of the law.
+        draws: Parameters drawn from their distribution, one set a row.
+        methods: Methods of synchronisation that were measured.
+        compressions: Formats of pseudo-gradients that were measured.
+        most_interval: Largest number of steps between two exchanges that was measured.
+        most_workers: Largest number of workers that was measured.
+        least_loss: Lowest loss that was measured.
+    """
+
+    source: str
+    reference_samples: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    mean: LawParameters
+    draws: Annotated[tuple[LawParameters, ...], Field(min_length=1, max_length=1000)]
+    methods: tuple[Annotated[str, WithJsonSchema({"enum": list(METHODS)})], ...]
+    compressions: tuple[Annotated[str, WithJsonSchema({"enum": list(OUTER_COMPRESSIONS)})], ...]
+    most_interval: Positive
+    most_workers: Positive
+    least_loss: NotNegative
+
+
+@file_entry
+class LossRunEntry:
+    """A finished run: its settings, and its loss after some of its steps.
+
+    Attributes:
+        method: Method of synchronisation.
+        workers: Number of workers.
+        interval_steps: Steps between two exchanges.
+        fragments: Number of fragments.
+        compression: Format of pseudo-gradients.
+        seed: Seed of parameters and data.
+        steps: Numbers of finished steps.
+        losses: Loss after each of them.
+    """
+
+    method: str
+    workers: Positive
+    interval_steps: Positive
+    fragments: Positive
+    compression: str
+    seed: Seed
+    steps: tuple[Positive, ...]
+    losses: tuple[Number, ...]
+
+
+@file_entry
+class ConvergenceEntry:
+    """How the loss of a task falls with methods of synchronisation: finished runs, and the law fitted to them.
+
+    Attributes:
+        version: Version of the file format.
+        model: Name of the model.
+        task: What the losses depend on beside the runs' settings; runs of another task are not continued.
+        global_batch: Samples of a step over all workers.
+        runs: Runs that have finished, in their order.
+        law: The law that was fitted to them; null until all runs that were asked for have finished.
+    """
+
+    version: Literal[1]
+    model: str
+    task: str
+    global_batch: Positive
+    runs: tuple[LossRunEntry, ...]
+    law: LawEntry | None = None
+
+
+def read_convergence(path: Path) -> ConvergenceEntry:
+    """Return the content of a convergence file.
+
+    Raises:
+        InputError: The file is no convergence file of this version.
+    """
+    document = Document(path)
+    value = document.value
+    if not isinstance(value, dict) or "version" not in value:
+        valid = "make one with 'ropebridge profile convergence'"
+        raise InputError("this is not a convergence file", where=str(path), valid=valid)
+    if value["version"] != CONVERGENCE_VERSION:
+        raise InputError(
+            f"the file has version {value['version']!r}",
+            where=document.where(("version",)),
+            valid=f"this ropebridge reads version {CONVERGENCE_VERSION}: measure again into another file",
+        )
+    return parse(ConvergenceEntry, document, value)
+
+
+def _read_law(name: str, part: Part) -> LossLaw:
+    """Return the law in the convergence file that a training names."""
+    where, path = part.where("convergence"), part.path(name)
+    if not path.is_file():
+        raise InputError(f"there is no such file: '{name}'", where, "make it with 'ropebridge profile convergence'")
+    entry = read_convergence(path)
+    if entry.law is None:
+        valid = "repeat the command that writes it: finished runs are kept"
+        raise InputError(f"the runs of '{name}' have not all finished: it has {len(entry.runs)}", where, valid)
+    return LossLaw(**vars(entry.law))
 
 
 # Planning a step of more would take hours.
@@ -175,7 +301,9 @@ def read_training(part: Part) -> Training:
         )
     framework = {} if entry.framework is None else {"framework": entry.framework}
     given = {key: each for key, each in asdict(entry).items() if key != "framework"}
-    training = Training(**{**given, "optimizer": optimizer, "data": data, "batch": limits, **framework})
+    law = None if entry.convergence is None else _read_law(entry.convergence, part)
+    read = {"optimizer": optimizer, "data": data, "batch": limits, "convergence": law}
+    training = Training(**{**given, **read, **framework})
     try:
         parameter_memory(training)
     except InputError as error:

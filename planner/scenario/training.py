@@ -1,13 +1,17 @@
-"""How a model is trained: batch, precision, the update rule and its learning rate."""
+"""How a model is trained: batch, precision, the update rule and its learning rate, and on which data.
+
+The executor reads the data, planner and simulator do not.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from planner.scenario.data import TrainingData
+from planner.scenario.convergence import LossLaw
 from traces.common.errors import InputError, find_by_name
 
 SHAPES = ("constant", "linear", "cosine")
@@ -192,6 +196,69 @@ def rate_factor(rule: str, batch: int, first_batch: int, noise_scale: float | No
     return scale * statistical_efficiency(batch, first_batch, noise_scale)
 
 
+# Types of the numbers in files of tokens.
+TOKEN_TYPES = ("uint16", "uint32")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFiles:
+    """A folder of ``.bin`` files, each of token numbers and nothing else.
+
+    Attributes:
+        path: Folder of the files, which are read in the order of their names.
+        length: Number of tokens in a sample.
+        dtype: Type of a token number, one of `TOKEN_TYPES`.
+    """
+
+    path: Path
+    length: int
+    dtype: str = "uint16"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetCode:
+    """The user's own data set.
+
+    Attributes:
+        path: Python file with a function ``build`` that returns a torch ``Dataset`` or ``IterableDataset``.
+        arguments: Keyword arguments for ``build``.
+    """
+
+    path: Path
+    arguments: Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDataset:
+    """A folder that ``save_to_disk`` of Hugging Face's ``datasets`` has written.
+
+    Attributes:
+        path: Folder of the data set.
+        inputs: Name of the column of the inputs.
+        targets: Name of the column of the targets, which may be that of the inputs.
+    """
+
+    path: Path
+    inputs: str
+    targets: str
+
+
+DataSource = TokenFiles | DatasetCode | SavedDataset
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The training data that a scenario names.
+
+    Attributes:
+        source: What is read, which must be at the same path on every host.
+        workers: Number of processes of each rank that read ahead; with 0 the rank reads when it needs the samples.
+    """
+
+    source: DataSource
+    workers: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """The batch, the update rule and the numerics of training.
@@ -209,6 +276,7 @@ class Training:
         bytes_per_parameter: Bytes that plans count on a device for each parameter with all of its training state; None
             for those of ``framework``. The tensors of a run do not depend on them.
         framework: The framework whose rule gives these bytes, one of `planner.cost.parameter_memory.FRAMEWORKS`.
+        convergence: How the loss of this task falls by methods of synchronisation; None if it was never measured.
     """
 
     global_batch: int
@@ -222,6 +290,7 @@ class Training:
     batch: BatchLimits | None = None
     bytes_per_parameter: float | None = None
     framework: str = "torch"
+    convergence: LossLaw | None = None
 
     @property
     def largest_batch(self) -> int:

@@ -36,6 +36,7 @@ ROOMS = [
     "planner/systems/cloudless",
     "planner/systems/auto/candidates",
     "planner/systems/auto",
+    "planner/systems/regional",
     "planner/systems",
     "planner/runs",
     "planner/explain",

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 from executor.training.data.datasets import IndexedSamples, StreamedSamples
 from executor.training.data.order import EndlessData
 from executor.training.data.tokens import TokenSamples
-from planner.scenario.data import DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
+from planner.scenario.training import DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
 from planner.systems.user_code import load_build, user_code
 from traces.common.errors import InputError
 

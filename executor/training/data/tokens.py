@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from executor.training.data.order import NO_TARGET, DivisibleData, Samples, shuffled
-from planner.scenario.data import TokenFiles
+from planner.scenario.training import TokenFiles
 from traces.common.errors import InputError
 
 

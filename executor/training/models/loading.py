@@ -16,9 +16,9 @@ from executor.training.data.tokens import NextTokens
 from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
 from planner.plan.regional_batch import stored_parts
-from planner.scenario.data import SavedDataset, TrainingData
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Code, HuggingFaceCode, Scenario
+from planner.scenario.training import SavedDataset, TrainingData
 from planner.systems.user_code import load_build
 from planner.systems.user_code import user_code as code_around
 from traces.common.errors import InputError

@@ -23,10 +23,9 @@ from experiments.benches.result import BenchResult, at_most
 from experiments.benches.simulation.predicted import profile_of
 from planner.events.event import EventKind
 from planner.runs.record import RunRecord
-from planner.scenario.data import TokenFiles, TrainingData
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode
-from planner.scenario.training import Optimizer
+from planner.scenario.training import Optimizer, TokenFiles, TrainingData
 
 LENGTH, VOCABULARY = 32, 32_000
 MICROBATCHES, SAMPLES = 4, 1
@@ -46,7 +45,7 @@ import torch
 
 from executor.training.data.tokens import TokenSamples
 from experiments.models.llama import build as build_llama
-from planner.scenario.data import TokenFiles
+from planner.scenario.training import TokenFiles
 
 HELD = 512
 

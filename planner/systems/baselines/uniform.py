@@ -95,9 +95,15 @@ def gpipe(scenario: Scenario) -> Plan:
 
 def zb_equal(scenario: Scenario) -> Plan:
     """Return one pipeline over all devices with layers divided evenly and the schedule ``zb-h1``."""
-    devices, layers = scenario.cluster.devices, len(scenario.model.layers)
-    count = min(len(devices), layers)
-    stages = _even_stages(even_groups(devices, count), layers, plain_depths(count))
+    return equal_stages(scenario, min(len(scenario.cluster.devices), len(scenario.model.layers)))
+
+
+def equal_stages(scenario: Scenario, count: int) -> Plan:
+    """Return the plan of `zb_equal` with ``count`` stages, of which neighbouring devices share each as equal replicas.
+
+    ``count`` is at most the number of devices, and of layers.
+    """
+    stages = _even_stages(even_groups(scenario.cluster.devices, count), len(scenario.model.layers), plain_depths(count))
     microbatches = even_microbatches(scenario, scenario.training.global_batch, count)
     return Plan(scenario.name, scenario.model.name, "zb-h1-equal", "zb-h1", (Pipeline(stages, microbatches),))
 

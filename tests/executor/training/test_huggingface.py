@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from planner.plan.plan import Plan, Synchronisation
-from planner.scenario.data import TokenFiles, TrainingData
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import Optimizer
+from planner.scenario.training import Optimizer, TokenFiles, TrainingData
 from tests.executor.training.test_tensor_parallel import grouped_plan
 from tests.helpers.processes.token_files import tokens_of, write_tokens
 from tests.helpers.processes.training import Trained, hybrid_plan, placed_plan

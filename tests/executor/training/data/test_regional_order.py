@@ -16,8 +16,8 @@ from executor.training.data.order import Batch, DataOrder, stored_data
 from executor.training.data.tokens import NextTokens, TokenSamples
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.plan.regional_batch import foreign_samples, regional_runs, stored_parts
-from planner.scenario.data import TokenFiles
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import TokenFiles
 from tests.executor.training.data.test_data_order import Endless, Numbers
 from tests.executor.training.data.test_sources import HERE, Countdown, Squares
 from tests.helpers.scenarios.builders import mesh_scenario

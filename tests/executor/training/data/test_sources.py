@@ -14,7 +14,7 @@ from executor.training.data.order import NO_TARGET, Samples, permutation
 from executor.training.data.sources import open_data
 from executor.training.data.states import StateFolder
 from executor.training.data.tokens import NextTokens, TokenSamples
-from planner.scenario.data import DatasetCode, SavedDataset, TokenFiles, TrainingData
+from planner.scenario.training import DatasetCode, SavedDataset, TokenFiles, TrainingData
 from tests.helpers.processes.token_files import write_tokens
 
 HERE = Path("dataset.py")

@@ -1,0 +1,228 @@
+"""How many steps training takes to a loss, by the method of synchronisation: a fitted law with its uncertainty.
+
+After n steps of B samples the loss of a task is
+
+    L = (E + A (D / D_0)^-a) exp(x b),        D = n B / (1 + k B).
+
+E is the loss that is never undercut; A and a are scale and exponent of the power law in the samples D, counted from
+D_0, the law's reference; 1 / k is the critical batch, from which larger batches help little (McCandlish et al., arXiv
+1812.06162). The last factor is the price of outer steps, 1 for ``allreduce``. Its exponent sums, over the terms of
+`TERMS`, a coefficient times what the settings have of the term. For one term, ln M, this is the power M^b of DiLoCo's
+scaling laws (arXiv 2503.09799).
+
+Since the price multiplies the whole loss, a method can fail to reach a loss however long it trains.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# Parameters of the law: logarithms of E, A, a and k, then the coefficients of the price.
+SHAPE = ("floor", "scale", "exponent", "inverse critical batch")
+TERMS = ("outer steps", "workers", "interval", "streaming", "compression", "sparsity")
+
+# The share of possible laws that an interval holds; and the least share that must reach a loss, so that a plan counts
+# on reaching it.
+CONFIDENCE, LEAST_SHARE = 0.9, 0.9
+_DRAWS = 200
+
+ALLREDUCE = "allreduce"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMode:
+    """What the number of steps to a loss depends on.
+
+    Attributes:
+        method: Method of synchronisation, one of `planner.plan.plan.METHODS`.
+        global_batch: Samples of a step over all workers.
+        workers: Number of workers that train separately; 1 for ``allreduce``.
+        interval_steps: Steps between two exchanges.
+        fragments: Number of groups of layers that are exchanged one after the other.
+        compression: Format of pseudo-gradients, one of `planner.plan.outer_step.OUTER_COMPRESSIONS`.
+        density: Share of the values that are sent.
+    """
+
+    method: str
+    global_batch: int
+    workers: int = 1
+    interval_steps: int = 1
+    fragments: int = 1
+    compression: str = "none"
+    density: float = 1.0
+
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """What the settings have of each of `TERMS`, without unit."""
+        if self.method == ALLREDUCE:
+            return (0.0,) * len(TERMS)
+        several = float(self.workers > 1)
+        return (
+            1.0,
+            math.log(self.workers),
+            several * math.log(self.interval_steps),
+            float(self.method != "diloco"),
+            float(self.compression in ("int8", "int4")),
+            -math.log(self.density),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps to a loss; infinite if it is never reached.
+
+    Attributes:
+        expected: Steps by the fitted law.
+        least: Lower end of the interval that holds them with `CONFIDENCE`.
+        most: Upper end of the interval.
+        share: Share of the laws that the fit leaves possible by which the loss is reached.
+    """
+
+    expected: float
+    least: float
+    most: float
+    share: float
+
+    @property
+    def converges(self) -> bool:
+        """Whether a plan may count on reaching the loss."""
+        return math.isfinite(self.expected) and self.share >= LEAST_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class LossLaw:
+    """The law of a task: the fitted parameters, and others that are possible, too.
+
+    Attributes:
+        source: What the law is from, in words.
+        reference_samples: Samples D_0 at which the power law is A.
+        mean: Parameters in the order of `SHAPE` and `TERMS`.
+        draws: Parameters drawn from their distribution, [draws, parameters]; at least one.
+        methods: Methods of synchronisation that the law covers.
+        compressions: Formats of pseudo-gradients that it covers.
+        most_interval: Largest interval that it covers, steps; longer ones are never proposed.
+        most_workers: Largest number of workers that was measured; the law extrapolates to more.
+        least_loss: Lowest loss that was measured; the law extrapolates to lower ones. 0 if nothing was.
+    """
+
+    source: str
+    reference_samples: float
+    mean: tuple[float, ...]
+    draws: tuple[tuple[float, ...], ...]
+    methods: tuple[str, ...]
+    compressions: tuple[str, ...]
+    most_interval: int
+    most_workers: int
+    least_loss: float = 0.0
+
+    def covers(self, mode: TrainingMode) -> bool:
+        """Return whether method, compression, density and interval are among those that the law knows."""
+        if mode.method == ALLREDUCE:
+            return True
+        return (
+            mode.method in self.methods
+            and mode.compression in self.compressions
+            and mode.density == 1
+            and mode.interval_steps <= self.most_interval
+        )
+
+    def loss(self, mode: TrainingMode, steps: float) -> float:
+        """Return the loss after a number of steps by the fitted parameters."""
+        point = (np.array([mode.terms]), np.array([mode.global_batch]), np.array([steps]))
+        return math.exp(log_losses(np.array(self.mean), *point, self.reference_samples)[0])
+
+    def steps_to(self, loss: float, mode: TrainingMode) -> Steps:
+        """Return the steps after which the loss is reached, with their interval."""
+        expected = float(_steps_to(np.array([self.mean]), mode, loss, self.reference_samples)[0])
+        drawn = np.sort(_steps_to(np.array(self.draws), mode, loss, self.reference_samples))
+        low, high = (round(share * (len(drawn) - 1)) for share in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+        return Steps(expected, float(drawn[low]), float(drawn[high]), float(np.isfinite(drawn).mean()))
+
+    def price(self, mode: TrainingMode) -> float:
+        """Return the factor by which the method's loss exceeds that of ``allreduce`` after equally many samples."""
+        return math.exp(float(np.dot(self.mean[len(SHAPE) :], mode.terms)))
+
+
+def log_losses(parameters: Floats, terms: Floats, batches: Floats, steps: Floats, reference_samples: float) -> Floats:
+    """Return the logarithm of the loss at several points, [points].
+
+    Args:
+        parameters: Parameters of the law, [parameters].
+        terms: `TrainingMode.terms` of each point, [points, terms].
+        batches: Global batch of each point, samples, [points].
+        steps: Number of steps before each point, [points].
+        reference_samples: As in `LossLaw`.
+    """
+    floor, scale, exponent, inverse = np.exp(parameters[: len(SHAPE)])
+    samples = steps * batches / (1 + inverse * batches)
+    shape = floor + scale * (samples / reference_samples) ** -exponent
+    return np.asarray(np.log(shape) + terms @ parameters[len(SHAPE) :])
+
+
+def _steps_to(parameters: Floats, mode: TrainingMode, loss: float, reference_samples: float) -> Floats:
+    """Return the steps to a loss by each row of ``parameters``; infinity where it is never reached."""
+    floor, scale, exponent, inverse = np.exp(parameters[:, : len(SHAPE)]).T
+    above = loss / np.exp(parameters[:, len(SHAPE) :] @ np.array(mode.terms)) - floor
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        samples = reference_samples * (scale / np.maximum(above, 0)) ** (1 / exponent)
+    steps = samples * (1 + inverse * mode.global_batch) / mode.global_batch
+    return np.where(above > 0, np.maximum(steps, 1.0), np.inf)
+
+
+# Published prices of outer steps: mean and standard deviation of the coefficient of each of `TERMS`. The deviations are
+# ours, so wide that a few runs outweigh them.
+PRIOR_PRICE: tuple[tuple[float, float], ...] = (
+    # DiLoCo with one worker is as good as synchronous training or slightly better (arXiv 2503.09799).
+    (0.0, 0.01),
+    # The exponent of M in the joint fit L = 19.226 N^-0.0985 M^0.0116 for N parameters (arXiv 2503.09799).
+    (0.0116, 0.01),
+    # From H = 50 to 1000 the perplexity, about 16, rises by 2.9 % (arXiv 2311.08105): ln 1.029 / ln 16 / ln 20.
+    (0.0034, 0.005),
+    # Streaming, 4-bit pseudo-gradients and 1 to 3 % of the values lose nothing that was measured (arXiv 2501.18512 and
+    # 2508.15706).
+    (0.0, 0.005),
+    (0.0, 0.005),
+    (0.0, 0.005),
+)
+
+# Loss of language models by parameters N and tokens D, E + A N^-a + B D^-b: the fit of arXiv 2404.10102 to the runs of
+# Chinchilla (arXiv 2203.15556), in nats per token.
+_FLOOR, _OF_SIZE, _SIZE_EXPONENT, _OF_TOKENS, _TOKENS_EXPONENT = 1.8172, 482.01, 0.3478, 2085.43, 0.3658
+# Standard deviations of the logarithms of the law's shape, when another task is taken for theirs; ours.
+_SHAPE_DEVIATION = (0.03, 0.1, 0.03, 0.5)
+_CRITICAL_TOKENS = 2_000_000
+
+
+def published_law(parameters: int, tokens_of_a_sample: int) -> LossLaw:
+    """Return the law that published fits give for a language model that nobody has measured.
+
+    Args:
+        parameters: Number of the model's parameters.
+        tokens_of_a_sample: Number of tokens of a sample.
+    """
+    reference = 1e9
+    shape = (
+        math.log(_FLOOR + _OF_SIZE * parameters**-_SIZE_EXPONENT),
+        math.log(_OF_TOKENS * reference**-_TOKENS_EXPONENT),
+        math.log(_TOKENS_EXPONENT),
+        math.log(tokens_of_a_sample / _CRITICAL_TOKENS),
+    )
+    mean = (*shape, *(each for each, _ in PRIOR_PRICE))
+    deviations = (*_SHAPE_DEVIATION, *(deviation for _, deviation in PRIOR_PRICE))
+    # The same ones each time.
+    drawn = np.array(mean) + np.array(deviations) * np.random.default_rng(0).standard_normal((_DRAWS, len(mean)))
+    return LossLaw(
+        "published laws: arXiv 2404.10102 for the loss by parameters and tokens, 2503.09799 and 2311.08105 for workers "
+        "and interval",
+        reference / tokens_of_a_sample,
+        mean,
+        tuple(map(tuple, drawn.tolist())),
+        ("diloco", "diloco-streaming"),
+        ("none", "int4"),
+        most_interval=500,
+        most_workers=8,
+    )
