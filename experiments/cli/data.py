@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import JsonOption, TraceFormatOption
+from experiments.cli.options import JsonOption, ScenarioArgument, TraceFormatOption
 from experiments.runs.console import say, tell
 from traces.common.text import key_and_value
 
@@ -154,6 +154,27 @@ def kind(
     from experiments.profiles.kind import profile_kind
 
     say(profile_kind(config, output, as_json=as_json, tell=tell))
+
+
+@profile_app.command("convergence")
+def convergence(
+    scenario: ScenarioArgument,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File for runs and law; runs that it has are not repeated.")
+    ],
+    methods: Annotated[str, typer.Option(help="Methods beside allreduce.")] = "diloco,diloco-streaming",
+    workers: Annotated[str, typer.Option(help="Rising numbers of workers.")] = "2,4",
+    intervals: Annotated[str, typer.Option(help="Rising steps between two exchanges.")] = "5,20,50",
+    compressions: Annotated[str, typer.Option(help="Formats of what is exchanged.")] = "none",
+    steps: Annotated[int, typer.Option(min=4, max=100_000, help="Steps of each run.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of each setting.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what rare exchanges cost in loss. Example: ropebridge profile convergence gpt.yaml -o loss.json."""
+    from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
+
+    config = ConvergenceConfig(scenario, methods, workers, intervals, compressions, steps, seeds)
+    say(profile_convergence(config, output, as_json, tell))
 
 
 @profile_app.command("import")

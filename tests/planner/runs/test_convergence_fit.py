@@ -1,0 +1,84 @@
+"""The law of losses: steps are the inverse of the loss, and the fit finds a known law again, also for runs left out."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
+from planner.scenario.convergence import SHAPE, LossLaw, TrainingMode, published_law
+from traces.common.errors import InputError
+
+BATCH = 32
+MODES = [
+    TrainingMode("allreduce", BATCH),
+    *(TrainingMode("diloco", BATCH, workers, every) for workers in (2, 4, 8) for every in (5, 20, 50)),
+]
+MEAN = (math.log(1.1), math.log(0.9), math.log(0.4), math.log(1 / 500), 0.004, 0.02, 0.008, 0.0, 0.0, 0.0)
+TRUE = LossLaw(
+    "made up",
+    1e4,
+    MEAN,
+    (MEAN,),
+    ("diloco",),
+    ("none",),
+    50,
+    8,
+)
+
+
+def curves(noise: float, seed: int = 0) -> list[LossCurve]:
+    random = np.random.default_rng(seed)
+    made = []
+    for mode in MODES:
+        for _ in range(2):
+            each = [TRUE.loss(mode, step) * math.exp(random.normal(0, noise)) for step in range(1, 401)]
+            made.append(curve_of(mode, each))
+    return made
+
+
+def test_steps_are_the_inverse_of_the_loss() -> None:
+    for mode in MODES:
+        steps = TRUE.steps_to(TRUE.loss(mode, 300), mode)
+        assert steps.expected == pytest.approx(300)
+        # Without uncertainty the interval is a point.
+        assert (steps.least, steps.most, steps.share) == pytest.approx((300, 300, 1))
+
+
+def test_a_method_whose_floor_is_above_the_loss_never_reaches_it() -> None:
+    far = TrainingMode("diloco", BATCH, 8, 50)
+    between = math.exp(TRUE.mean[SHAPE.index("floor")]) * (1 + TRUE.price(far)) / 2
+    assert TRUE.steps_to(between, MODES[0]).converges
+    assert not TRUE.steps_to(between, far).converges
+    assert TRUE.steps_to(between, far).expected == math.inf
+
+
+def test_the_fit_finds_a_known_law_again() -> None:
+    law = fit_law(curves(noise=0.02), "made up")
+    for mode in MODES:
+        expected = TRUE.steps_to(TRUE.loss(mode, 400), mode).expected
+        found = law.steps_to(TRUE.loss(mode, 400), mode)
+        assert found.expected == pytest.approx(expected, rel=0.1)
+        assert found.least < expected < found.most
+    assert law.price(MODES[-1]) == pytest.approx(TRUE.price(MODES[-1]), abs=0.01)
+    assert not law.covers(replace(MODES[-1], interval_steps=100))
+    assert not law.covers(replace(MODES[-1], compression="int4"))
+
+
+def test_steps_of_left_out_workers_and_intervals_are_found() -> None:
+    errors = held_out_errors(curves(noise=0.01), "made up")
+    assert len(errors) == 9
+    assert float(np.median(list(errors.values()))) <= 0.1
+
+
+def test_losses_are_relative_to_those_of_synchronous_training() -> None:
+    with pytest.raises(InputError, match="no run has the method 'allreduce'"):
+        fit_law([LossCurve(MODES[1], (1, 2), (2.0, 1.0))], "nothing")
+
+
+def test_published_laws_say_what_their_sources_say() -> None:
+    law = published_law(1_000_000_000, 2048)
+    steps = law.steps_to(law.loss(TrainingMode("allreduce", 512), 10_000), TrainingMode("allreduce", 512))
+    assert steps.expected == pytest.approx(10_000)
+    assert law.price(TrainingMode("diloco", 512, workers=8)) == pytest.approx(8**0.0116)
