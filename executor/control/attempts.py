@@ -6,7 +6,8 @@ checkpoints, ``record/0000`` and so on, in which a process that is killed leaves
 - ``attempt.json``: the first step, the samples before it, and the plan.
 - ``began``: the time of day at second 0 of the attempt.
 - ``published.arrows``: the rows of all ranks, if the launcher collects them; else ``events-RANK.arrows``.
-- ``losses.jsonl``, ``norms.jsonl`` and ``decisions.jsonl``, by the launcher; or ``losses-RANK.jsonl``.
+- ``losses.jsonl``, ``norms.jsonl``, ``decisions.jsonl`` and ``absences.jsonl``, by the launcher; or
+  ``losses-RANK.jsonl``.
 
 An attempt counts up to the first step of the next one that went back to before its own end: the steps after the
 checkpoint were lost, and the record has those of the next attempt alone.
@@ -25,15 +26,17 @@ from executor.control.arrivals import with_arrivals, without_marks
 from executor.core.job import CheckpointConfig, files_of_ranks
 from planner.adapt.gradient_noise import GradientNorms
 from planner.adapt.policy import Decision, describe_change
-from planner.events.event import Event, EventKind, in_order, read_event_stream
+from planner.events.event import ABSENT, Event, EventKind, fault_event, fault_events, in_order, read_event_stream
 from planner.files.plan import decision_json, parse_decision, parse_plan, plan_json
 from planner.plan.plan import Plan
 from planner.runs.record import Interruption, RunRecord
+from planner.scenario.faults import Fault, LinkOutage
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
 _RECORD, _ABOUT, _BEGAN = "record", "attempt.json", "began"
-_PUBLISHED, _LOSSES, _NORMS, _DECISIONS = "published.arrows", "losses.jsonl", "norms.jsonl", "decisions.jsonl"
+_PUBLISHED, _LOSSES, _NORMS = "published.arrows", "losses.jsonl", "norms.jsonl"
+_DECISIONS, _ABSENCES = "decisions.jsonl", "absences.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class AttemptFolder:
         """Note a decision, which was made at run second ``made_s``."""
         self._add(_DECISIONS, {**decision_json(decision), "made_s": made_s})
 
+    def add_absence(self, absence: Event) -> None:
+        """Note an absence of a device that is over."""
+        self._add(_ABSENCES, [absence.device, absence.start_s, absence.end_s])
+
     def _add(self, name: str, value: Any) -> None:
         with (self.path / name).open("a") as file:
             file.write(json.dumps(value) + "\n")
@@ -156,13 +163,13 @@ def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[
     try:
         about, began_s = _about(folders[-1])
         first_step = int(about["first_step"])
-        earlier = list(_kept(folders[:-1], first_step))[::-1]
+        earlier = list(_kept(folders[:-1], first_step, record.scenario.faults))[::-1]
     except (OSError, ValueError, LookupError, TypeError) as error:
         tell(f"the record has no earlier attempts, since their files are damaged: {error}")
         return record
+    if begins := earlier[0].first_step if earlier else first_step:
+        tell(f"the record begins with step {begins + 1}: nothing is left of the attempts before")
     if not earlier:
-        if first_step:
-            tell(f"the record begins with step {first_step + 1}: nothing is left of the attempts before")
         return record
     known = record.scenario.cluster.by_name
     if any(device not in known for attempt in earlier for device in attempt.plan.devices):
@@ -249,8 +256,11 @@ def _about(folder: Path) -> tuple[Mapping[str, Any], float]:
     return json.loads((folder / _ABOUT).read_text()), float((folder / _BEGAN).read_text())
 
 
-def _kept(folders: Sequence[Path], stop: int) -> Iterator[Attempt]:
-    """Yield the attempts that count, the last one first, as far back as no step is missing."""
+def _kept(folders: Sequence[Path], stop: int, faults: Sequence[Fault]) -> Iterator[Attempt]:
+    """Yield the attempts that count, the last one first, as far back as no step is missing.
+
+    An attempt that has not come to step ``stop`` is left out: the checkpoint of this step is that of one before.
+    """
     for folder in reversed(folders):
         if not (folder / _BEGAN).exists():
             # It ended before second 0.
@@ -258,15 +268,14 @@ def _kept(folders: Sequence[Path], stop: int) -> Iterator[Attempt]:
         about, began_s = _about(folder)
         if int(about["first_step"]) >= stop:
             continue
-        attempt = _read(folder, about, began_s, stop)
+        attempt = _read(folder, about, began_s, stop, faults)
         done = {event.step for event in attempt.events if event.kind in _WORK}
-        if done != set(range(attempt.first_step, stop)):
-            return
-        yield attempt
-        stop = attempt.first_step
+        if done == set(range(attempt.first_step, stop)):
+            yield attempt
+            stop = attempt.first_step
 
 
-def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int) -> Attempt:
+def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int, faults: Sequence[Fault]) -> Attempt:
     published = folder / _PUBLISHED
     if published.exists():
         rows = read_event_stream(published)
@@ -276,13 +285,19 @@ def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int) -> 
         losses = losses_of_ranks(files_of_ranks(folder, "losses"))
     found = [(parse_decision(line), float(line["made_s"])) for line in _lines(folder / _DECISIONS)]
     norms = [GradientNorms.from_json(line) for line in _lines(folder / _NORMS)]
+    kept = [event for event in rows if event.step < stop]
+    end_s = max((event.end_s for event in kept if event.kind in _WORK), default=0.0)
+    kept += fault_events([fault for fault in faults if isinstance(fault, LinkOutage)], end_s)
+    for device, start_s, over_s in _lines(folder / _ABSENCES):
+        if start_s < end_s:
+            kept.append(fault_event(device, ABSENT, start_s, min(over_s, end_s)))
     return Attempt(
         int(about["first_step"]),
         stop,
         int(about["first_sample"]),
         began_s,
         parse_plan(about["plan"]),
-        [event for event in rows if event.step < stop],
+        kept,
         {step: loss for step, loss in losses.items() if step < stop},
         {each.step: each for each in norms if each.step < stop},
         [(decision, made_s) for decision, made_s in found if decision.first_step < stop],

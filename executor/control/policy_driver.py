@@ -23,9 +23,14 @@ from planner.runs.record import Progress, ProgressCallback
 
 
 class Absences:
-    """Records when devices were absent because their processes were lost, by the scenario's faults or otherwise."""
+    """Records when devices were absent because their processes were lost, by the scenario's faults or otherwise.
 
-    def __init__(self) -> None:
+    Args:
+        note: Called with the row of each absence that is over.
+    """
+
+    def __init__(self, note: Callable[[Event], None]) -> None:
+        self._note = note
         self._since_s: dict[str, float] = {}
         self._over: list[Event] = []
 
@@ -47,11 +52,15 @@ class Absences:
         for event in sorted(computed, key=lambda event: event.start_s):
             since_s = self._since_s.pop(event.device, None)
             if since_s is not None:
-                self._over.append(fault_event(event.device, ABSENT, since_s, event.start_s))
+                self._end(fault_event(event.device, ABSENT, since_s, event.start_s))
         end_s = max((event.end_s for event in events), default=0.0)
         for device in [device for device in self._since_s if device not in away]:
             since_s = self._since_s.pop(device)
-            self._over.append(fault_event(device, ABSENT, since_s, max(since_s, end_s)))
+            self._end(fault_event(device, ABSENT, since_s, max(since_s, end_s)))
+
+    def _end(self, absence: Event) -> None:
+        self._over.append(absence)
+        self._note(absence)
 
     def events(self, end_s: float) -> list[Event]:
         """Return a row for each absence; a device that is still absent is so until the end of the run, ``end_s``."""
@@ -132,7 +141,7 @@ class PolicyDriver:
         # The layers that change devices before the first step of a plan, by this step.
         self._moves: dict[int, tuple[LayerTransfer, ...]] = {}
         self.decision_events: list[Event] = []
-        self.absences = Absences()
+        self.absences = Absences(lambda row: None if self._attempt is None else self._attempt.add_absence(row))
         self.losses: dict[int, float] = {}
         self.norms: dict[int, GradientNorms] = {}
         self._thinking = None

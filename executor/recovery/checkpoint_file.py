@@ -93,22 +93,31 @@ def split_outer(state: LayerTensors) -> tuple[LayerTensors, LayerTensors]:
     return {name: each for name, each in state.items() if not name.startswith(_OUTER)}, outer
 
 
-def write_part(
-    path: Path,
-    step: int,
-    plan: str,
-    samples_before: int,
-    model: tuple[str, ...],
-    layers: Mapping[int, LayerTensors],
-    share: Share = WHOLE,
-    pipelines: int = 1,
-) -> None:
-    """Write a part, a `Header` and the states of layers, atomically; raise `RunError` if it cannot be written."""
-    names = {layer: tuple(tensors) for layer, tensors in sorted(layers.items())}
-    digests = {layer: _digest(tensors.values()) for layer, tensors in sorted(layers.items())}
-    header = Header(step, plan, samples_before, model, names, digests, share, pipelines)
-    named = {f"{layer}.{name}": each for layer, tensors in layers.items() for name, each in tensors.items()}
-    text = json.dumps({"version": _VERSION, **asdict(header)}, sort_keys=True)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one device writes of a checkpoint: the states of some layers, and what its `Header` says of them."""
+
+    step: int
+    plan: str
+    samples_before: int
+    model: tuple[str, ...]
+    layers: Mapping[int, LayerTensors]
+    share: Share = WHOLE
+    pipelines: int = 1
+
+    @property
+    def header(self) -> Header:
+        """The header, with the checksums of the layers."""
+        names = {layer: tuple(tensors) for layer, tensors in sorted(self.layers.items())}
+        digests = {layer: _digest(tensors.values()) for layer, tensors in sorted(self.layers.items())}
+        own = (self.step, self.plan, self.samples_before, self.model)
+        return Header(*own, names, digests, self.share, self.pipelines)
+
+
+def write_part(path: Path, part: Part) -> None:
+    """Write a part atomically; raise `RunError` if it cannot be written."""
+    named = {f"{layer}.{name}": each for layer, tensors in part.layers.items() for name, each in tensors.items()}
+    text = json.dumps({"version": _VERSION, **asdict(part.header)}, sort_keys=True)
     metadata = {"header": text, "seal": hashlib.sha256(text.encode()).hexdigest()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

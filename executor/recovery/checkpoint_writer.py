@@ -11,7 +11,7 @@ from torch import nn
 from executor.core.job import RunConfig
 from executor.core.step_program import StepProgram
 from executor.recovery.backups import one_layer
-from executor.recovery.checkpoint_file import LayerTensors, Share, with_outer
+from executor.recovery.checkpoint_file import LayerTensors, Part, Share, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.finite import check_state
 from executor.training.flat_state import named_state, sharded_dimensions
@@ -22,27 +22,6 @@ from planner.scenario.scenario import Scenario
 
 # Returns the state of the outer step before a step, by layer.
 OuterStates = Callable[[int], Mapping[int, LayerTensors]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What a rank writes of a checkpoint.
-
-    Attributes:
-        step: The first step after the checkpoint.
-        plan: The plan of the step before.
-        samples_before: Samples of all steps before ``step``.
-        pipeline: The pipeline to which the state belongs; 0 if one state is that of all.
-        layers: This rank's layers.
-        share: What the rank has of them.
-    """
-
-    step: int
-    plan: Plan
-    samples_before: int
-    pipeline: int
-    layers: Mapping[int, LayerTensors]
-    share: Share
 
 
 @dataclass(eq=False)
@@ -71,7 +50,8 @@ class Checkpointing:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
         self._latest: StepProgram | None = None
         self._last_copied: StepProgram | None = None
-        self._parts: queue.Queue[_Part | None] = queue.Queue(maxsize=1)
+        # Each part with the folder of its pipeline.
+        self._parts: queue.Queue[tuple[CheckpointFolder, Part] | None] = queue.Queue(maxsize=1)
         self._written = threading.Semaphore()
         self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
         self._thread.start()
@@ -115,20 +95,21 @@ class Checkpointing:
             named = named_state(self._layers[layer], rule, row)
             own = {name: each for name, each in named.items() if not share.index or name in dimensions[layer]}
             tensors[layer] = with_outer(own, states.get(layer, {}))
-        self._parts.put(_Part(step, plan, samples_before, pipeline, tensors, share))
+        pipelines = separate_pipelines(plan)
+        part = Part(step, plan_json(plan), samples_before, self._model, tensors, share, pipelines)
+        self._parts.put((self._folder.of_pipeline(pipeline), part))
 
     def _write(self) -> None:
         try:
-            while (part := self._parts.get()) is not None:
+            while (each := self._parts.get()) is not None:
+                folder, part = each
                 layers = part.layers
                 if not self._run.allows_nan:
                     buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
                     check_state(layers, buffers, part.step)
-                pipelines, folder = separate_pipelines(part.plan), self._folder.of_pipeline(part.pipeline)
-                own = (part.samples_before, self._model, layers, part.share, pipelines)
-                folder.write(self._device, part.step, plan_json(part.plan), *own)
+                folder.write(self._device, part)
                 if 0 in layers and part.share.index == 0:
-                    folder.drop_old(self._run.first_step, self._slowest(pipelines, part.step))
+                    folder.drop_old(self._run.first_step, self._slowest(part.pipelines, part.step))
                 self._written.release()
         except Exception as error:
             self._failed(error)

@@ -23,11 +23,10 @@ from urllib.parse import quote
 
 from executor.core.timeouts import timeouts
 from executor.recovery.checkpoint_file import (
-    WHOLE,
     DamagedError,
     Header,
     LayerTensors,
-    Share,
+    Part,
     files_by_layer,
     read_header,
     read_layer,
@@ -104,20 +103,10 @@ class CheckpointFolder:
         found = (each.name.removeprefix("step-") for each in self.path.glob("step-*"))
         return sorted(int(number) for number in found if number.isdigit())
 
-    def write(
-        self,
-        device: str,
-        step: int,
-        plan: str,
-        samples_before: int,
-        model: tuple[str, ...],
-        layers: Mapping[int, LayerTensors],
-        share: Share = WHOLE,
-        pipelines: int = 1,
-    ) -> None:
-        """Write a device's part of a checkpoint, see `write_part`, and with the last part the index."""
-        place = self._place(step) / f"{quote(device, safe='')}.safetensors"
-        write_part(place, step, plan, samples_before, model, layers, share, pipelines)
+    def write(self, device: str, part: Part) -> None:
+        """Write a device's part of a checkpoint, and with the last part the index; raise `RunError` if it fails."""
+        step, model = part.step, part.model
+        write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", part)
         # Of devices that write at the same time, the last one finds the files of all.
         with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

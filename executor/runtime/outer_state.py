@@ -5,12 +5,10 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.pseudo_gradients import pack_layer, unpack_layer
 from executor.training.compute import LayerParameters
 from planner.plan.outer_step import OuterStep
-
-# The state of a layer by name: one-dimensional float32 tensors with an element for each of the layer's parameters.
-OuterTensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -51,7 +49,7 @@ class OuterState:
         settings: OuterStep,
         parameters: Callable[[int], LayerParameters],
         layers: Iterable[int],
-        restored: Mapping[int, OuterTensors],
+        restored: Mapping[int, LayerTensors],
     ) -> None:
         self._settings = settings
         self._parameters = parameters
@@ -119,7 +117,7 @@ class OuterState:
         """Return the common parameters of a layer, which nobody must change."""
         return self._layers[layer].common
 
-    def tensors(self, layer: int) -> OuterTensors:
+    def tensors(self, layer: int) -> LayerTensors:
         """Return a copy of the state of a layer by the names of `_Layer`, without what is None."""
         found = {name: getattr(self._layers[layer], name) for name in _NAMES}
         return {name: each.clone() for name, each in found.items() if each is not None}
@@ -160,6 +158,6 @@ class NoOuterState:
         """Return zeros."""
         return torch.zeros(1).expand(self._elements(layer))
 
-    def tensors(self, layer: int) -> OuterTensors:
+    def tensors(self, layer: int) -> LayerTensors:
         """Return nothing."""
         return {}

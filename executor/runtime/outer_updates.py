@@ -14,7 +14,8 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
-from executor.runtime.outer_state import NoOuterState, OuterState, OuterTensors
+from executor.recovery.checkpoint_file import LayerTensors
+from executor.runtime.outer_state import NoOuterState, OuterState
 from executor.runtime.update_messages import Update, UpdateMessages
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
@@ -50,9 +51,9 @@ class OuterUpdates:
     _model: ModelProfile
     _clock: RunClock
     _recorder: EventRecorder
-    restored: InitVar[Mapping[int, OuterTensors]]
+    restored: InitVar[Mapping[int, LayerTensors]]
 
-    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, OuterTensors]) -> None:
+    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, LayerTensors]) -> None:
         how = plan.synchronisation
         self._settings = how.outer
         self._overlap_steps = how.outer.overlap_steps
@@ -141,7 +142,7 @@ class OuterUpdates:
     def accumulate(self) -> None:
         """Do nothing, since gradients are not sent."""
 
-    def state(self, step: int) -> Mapping[int, OuterTensors]:
+    def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""
         self._messages.wait_before(step)
         for sent in range(step - self._overlap_steps - 1, step):

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from executor.core.job import CheckpointConfig, JobFolder, RunConfig
 from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
 from experiments.runs.scenario import choose_scenario
+from planner.events.event import ABSENT, EventKind, EventWriter, fault_event, in_order
 from planner.runs.metrics import measure, step_ends_s
 from planner.systems.registry import make_plan
+from sim.simulator import Simulator
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import started, wait_until
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 EVERY = 2
 
@@ -113,3 +117,34 @@ def test_hosts_agree_though_only_the_head_keeps_rows(tmp_path: Path) -> None:
     job.write(scenario, plan, config)
     head = replace(config, checkpoints="/head/checkpoints", attempt="/head/checkpoints/record/0000")
     assert job_facts(job, (scenario, plan, head)) == job_facts(job, (scenario, plan, config))
+
+
+def test_an_attempt_that_did_not_come_to_the_checkpoint_is_left_out(tmp_path: Path) -> None:
+    """The third attempt goes on from a checkpoint of the first one, since the second has written none."""
+    scenario = chain_scenario([1.0, 1.0], [1.0, 1.0])
+    record = Simulator().run(scenario, chain_plan(scenario), None, 6)
+
+    def attempt(first_step: int, stop: int) -> AttemptFolder:
+        checkpoints, samples = CheckpointConfig(tmp_path, EVERY, first_step), first_step * record.plan.global_batch
+        folder = AttemptFolder.create(checkpoints, samples, record.plan, sees_arrivals=True)
+        folder.begin(time.monotonic())
+        rows = EventWriter(folder.published)
+        rows.append(event for event in record.events if first_step <= event.step < stop)
+        rows.close()
+        return folder
+
+    device, ends_s = record.plan.devices[0], step_ends_s(record.events)
+    attempt(0, 6).add_absence(fault_event(device, ABSENT, 0.0, 2 * ends_s[-1]))
+    attempt(2, 3)
+    attempt(4, 6)
+    said: list[str] = []
+    whole = with_earlier_attempts(
+        replace(record, events=[event for event in record.events if event.step >= 4]), tmp_path, said.append
+    )
+    assert not said
+    (absence,) = (event for event in whole.events if event.kind is EventKind.FAULT)
+    assert (absence.device, absence.end_s) == (device, ends_s[3])
+    assert [each.step for each in whole.interruptions] == [4]
+    rows = [replace(event, start_s=0, end_s=0, arrived_s=0) for event in whole.events if event is not absence]
+    assert Counter(rows) == Counter(replace(event, start_s=0, end_s=0, arrived_s=0) for event in record.events)
+    assert list(whole.events) == in_order(whole.events)

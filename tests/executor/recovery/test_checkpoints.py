@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from executor.recovery.checkpoint_file import DamagedError, Share, read_header, read_layer, with_outer
+from executor.recovery.checkpoint_file import DamagedError, Part, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from planner.scenario.scenario import WEIGHT_INDEX
 from traces.common.errors import InputError, RunError
@@ -37,15 +37,15 @@ def row_of(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def write_whole(folder: CheckpointFolder, step: int) -> None:
     """As two devices do."""
-    folder.write("edge", step, f"plan of {step}", 8 * step, MODEL, {0: {"weight": ROWS[0] + step}})
-    folder.write("a/b", step, f"plan of {step}", 8 * step, MODEL, {1: _halves(ROWS[1] + step), 2: {}})
+    folder.write("edge", Part(step, f"plan of {step}", 8 * step, MODEL, {0: {"weight": ROWS[0] + step}}))
+    folder.write("a/b", Part(step, f"plan of {step}", 8 * step, MODEL, {1: _halves(ROWS[1] + step), 2: {}}))
 
 
 def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (5, 10):
         write_whole(folder, step)
-    folder.write("edge", 15, "plan of 15", 120, MODEL, {0: {"weight": ROWS[0]}})
+    folder.write("edge", Part(15, "plan of 15", 120, MODEL, {0: {"weight": ROWS[0]}}))
     told: list[str] = []
     found = folder.newest(MODEL, told.append)
     assert (found.step, found.plan) == (10, "plan of 10")
@@ -60,7 +60,8 @@ def test_a_checkpoint_of_separate_pipelines_has_the_state_of_each(tmp_path: Path
         for pipeline in range(2) if step < 15 else range(1):
             state = {layer: {"weight": row + step + pipeline} for layer, row in ROWS.items()}
             state[1] = with_outer(state[1], {"common": torch.tensor([0.5, step, pipeline])})
-            folder.of_pipeline(pipeline).write("edge", step, "the plan", 8 * step, MODEL, state, pipelines=2)
+            part = Part(step, "the plan", 8 * step, MODEL, state, pipelines=2)
+            folder.of_pipeline(pipeline).write("edge", part)
     told: list[str] = []
     found = folder.newest(MODEL, told.append)
     assert found.step == 10
@@ -185,7 +186,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "step-00000005").write_text("a file where a folder should be")
     with pytest.raises(RunError, match=r"checkpoint .*/edge.safetensors: .*earlier checkpoints are complete"):
-        CheckpointFolder(tmp_path).write("edge", 5, "plan", 40, MODEL, {0: {"weight": ROWS[0]}})
+        CheckpointFolder(tmp_path).write("edge", Part(5, "plan", 40, MODEL, {0: {"weight": ROWS[0]}}))
 
 
 # --- parts of tensor-parallel groups, and the index -------------------------------------------------------------
@@ -210,7 +211,7 @@ def write_group(folder: CheckpointFolder, step: int, layers: Mapping[int, Mappin
                 for name, each in tensors.items()
                 if not index or name in cut
             }
-        folder.write(device, step, "plan", 8, SHAPES, own, share)
+        folder.write(device, Part(step, "plan", 8, SHAPES, own, share))
 
 
 def read_by_index(step: Path) -> dict[str, torch.Tensor]:
