@@ -51,10 +51,10 @@ class Checkpointing:
         self._latest: StepProgram | None = None
         self._last_copied: StepProgram | None = None
         # Each part with the folder of its pipeline.
-        self._parts: queue.Queue[tuple[CheckpointFolder, Part] | None] = queue.Queue(maxsize=1)
+        self._parts: queue.SimpleQueue[tuple[CheckpointFolder, Part]] = queue.SimpleQueue()
+        # Held from the copying of a part until it is written.
         self._written = threading.Semaphore()
-        self._thread = threading.Thread(target=self._write, name="checkpoints", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._write, name="checkpoints", daemon=True).start()
 
     def begin_step(self, current: StepProgram, outer: OuterStates) -> bool:
         """Copy the layers that this rank writes before a step, if a checkpoint is due; return whether one is."""
@@ -77,9 +77,9 @@ class Checkpointing:
             self._copy(steps, last.plan, last.samples_before + last.plan.global_batch, outer)
 
     def finish(self) -> None:
-        """Wait until all files are written."""
-        self._parts.put(None)
-        self._thread.join()
+        """Wait until all files are written; steps may be done again after that, if ranks are lost at the very end."""
+        with self._written:
+            pass
 
     def _copy(self, step: int, plan: Plan, samples_before: int, outer: OuterStates) -> None:
         pipeline, layers, group = written_layers(plan, self._device)
@@ -101,8 +101,8 @@ class Checkpointing:
 
     def _write(self) -> None:
         try:
-            while (each := self._parts.get()) is not None:
-                folder, part = each
+            while True:
+                folder, part = self._parts.get()
                 layers = part.layers
                 if not self._run.allows_nan:
                     buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
