@@ -41,16 +41,13 @@ from traces.common.errors import InputError, find_by_name
 
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
-# Benches that take a number of cases, and the seed of the first one.
-COUNTED = {
-    "busy": measure_busy,
-    "clusters": measure_clusters,
-    "faults": measure_faults,
-    "strangers": measure_strangers,
-}
+# Benches that take a number of cases, and those that also take the seed of the first one.
+COUNTED = {"busy": measure_busy, "strangers": measure_strangers}
+SEEDED = {"clusters": measure_clusters, "faults": measure_faults}
 
 BENCHES: Mapping[str, Bench] = {
     **COUNTED,
+    **SEEDED,
     "accuracy": measure_accuracy,
     "adaptation": measure_adaptation,
     "data": measure_data,
@@ -84,7 +81,8 @@ def bench(
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
     model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
-    bench ``fidelity`` takes ``kept``, the folder of its runs. Only those of `COUNTED` take ``count`` and ``seed``.
+    bench ``fidelity`` takes ``kept``, the folder of its runs. Only those of `COUNTED` and `SEEDED` take ``count``, and
+    those of `SEEDED` also ``seed``.
 
     Raises:
         InputError: There is no such bench, or an option is given that belongs to another bench.
@@ -98,15 +96,20 @@ def bench(
         raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
     if refit and name != "accuracy":
         raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
-    if (count, seed) != (None, None) and name not in COUNTED:
-        advice = f"leave out --count and --seed, which {', '.join(COUNTED)} take"
+    if count is not None and name not in {**COUNTED, **SEEDED}:
+        advice = f"leave out --count, which {', '.join(sorted({**COUNTED, **SEEDED}))} take"
         raise InputError(f"bench '{name}' has its own cases", where="bench", valid=advice)
+    if seed is not None and name not in SEEDED:
+        advice = f"leave out --seed, which {', '.join(SEEDED)} take"
+        raise InputError(f"bench '{name}' draws nothing at random", where="bench", valid=advice)
     if name == "accuracy":
         result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
     elif kept is not None:
         result = measure_fidelity(quick, tell, kept)
     elif name in COUNTED:
-        result = COUNTED[name](quick, tell, count, seed)
+        result = COUNTED[name](quick, tell, count)
+    elif name in SEEDED:
+        result = SEEDED[name](quick, tell, count, seed)
     else:
         result = chosen(quick, tell)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())

@@ -27,16 +27,13 @@ _PER_CORE = 2
 _LIMIT_S = 300.0
 
 
-def measure_busy(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
-) -> BenchResult:
+def measure_busy(quick: bool, tell: Callable[[str], None], count: int | None = None) -> BenchResult:
     """Train for some minutes beside processes that keep all cores busy.
 
     Args:
         quick: Whether to train for one minute.
         tell: Function that shows progress.
         count: Number of minutes; None for the bench's own number.
-        seed: Without effect, since nothing is drawn.
     """
     minutes = count or (QUICK_MINUTES if quick else MINUTES)
     with _busy_cores() as others:

@@ -37,16 +37,13 @@ _STEPS = 10**6
 _START_S = 120.0
 
 
-def measure_strangers(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
-) -> BenchResult:
+def measure_strangers(quick: bool, tell: Callable[[str], None], count: int | None = None) -> BenchResult:
     """Let strangers come and go while a training runs, and compare the times of its steps.
 
     Args:
         quick: Whether to let them come less often.
         tell: Function that shows progress.
         count: How often they come; None for the bench's own number.
-        seed: Without effect, since nothing is drawn.
     """
     rounds = count or (QUICK_ROUNDS if quick else ROUNDS)
     case = Case("line", "none", "momentum", "shaper", 2, _STEPS)
