@@ -95,6 +95,9 @@ class TorchBackend:
     def run(self, scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> RunRecord:
         """Run all training steps up to step ``steps`` in other processes, which have ended on return.
 
+        If the checkpoint from which the run resumes is that of the last step, nothing runs: the parameters are those of
+        the checkpoint, and the record has no events (`executor.control.attempts.finished_record` has them).
+
         Raises:
             InputError: The scenario cannot carry out the plan or contains effects that only the simulator supports, or
                 the model does not match its profile.
@@ -113,6 +116,8 @@ class TorchBackend:
             on_this_device=self.on_this_device,
         )
         supports(plan, scenario, self.compute, emulator)
+        if checkpoints is not None and checkpoints.first_step == steps:
+            return self._finished(checkpoints.folder, scenario, plan, emulator)
         if self.hosts is not None:
             check_spread(plan, scenario, emulator)
             self.tell(links_in_the_clear(self.hosts))
@@ -202,6 +207,16 @@ class TorchBackend:
                 other_devices(job, len(devices)),
                 first_sample,
             )
+
+    def _finished(self, checkpoints: Path, scenario: Scenario, plan: Plan, emulator: Emulator) -> RunRecord:
+        """Write the parameters of a run that had ended after its last step, and return its record without events."""
+        if self.parameters is not None:
+            from safetensors.torch import save
+
+            from executor.recovery.export import newest_parameters
+
+            self.parameters.write_bytes(save(newest_parameters(checkpoints, scenario)[1]))
+        return RunRecord(self.compute, scenario, plan, (), (), network=RealNetwork(emulator))
 
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
         """Return the network settings of the run; call ``tell`` with each remark in the relay's report."""

@@ -143,6 +143,9 @@ class Attempt:
 
 _WORK = (EventKind.COMPUTE, EventKind.SYNC)
 
+# What reading files that a killed process or a full disk has left may raise.
+_DAMAGES = (OSError, ValueError, LookupError, TypeError)
+
 
 def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[str], None]) -> RunRecord:
     """Return the record of a whole run, of which ``record`` is the last attempt's part.
@@ -164,9 +167,52 @@ def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[
         about, began_s = _about(folders[-1])
         first_step = int(about["first_step"])
         earlier = list(_kept(folders[:-1], first_step, record.scenario.faults))[::-1]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except _DAMAGES as error:
         tell(f"the record has no earlier attempts, since their files are damaged: {error}")
         return record
+    return _with(earlier, record, first_step, began_s, tell)
+
+
+def is_recorded(checkpoints: Path, steps: int) -> bool:
+    """Return whether an attempt at a run has left the rows and losses of all its steps up to step ``steps``."""
+    try:
+        return any(_kept(_folders(checkpoints.resolve() / _RECORD), steps, ()))
+    except _DAMAGES:
+        return False
+
+
+def finished_record(record: RunRecord, checkpoints: CheckpointConfig, tell: Callable[[str], None]) -> RunRecord:
+    """Return the record of a run that had ended after its last step, from what its attempts have left.
+
+    Args:
+        record: What else is known of the run, without events.
+        checkpoints: The folder of the run's checkpoints, and the step after the last one, which `is_recorded`.
+        tell: As in `with_earlier_attempts`.
+
+    Raises:
+        InputError: The last attempt had devices that the scenario lacks.
+    """
+    folders = _folders(checkpoints.folder.resolve() / _RECORD)
+    *earlier, last = list(_kept(folders, checkpoints.first_step, record.scenario.faults))[::-1]
+    if not {*last.plan.devices} <= record.scenario.cluster.by_name.keys():
+        advice = "resume with the scenario that the run had"
+        raise InputError("the run had devices that the scenario lacks", str(checkpoints.folder), advice)
+    part = replace(
+        record,
+        plan=last.plan,
+        events=tuple(in_order([*last.events, *(_decided(each, made_s) for each, made_s in last.decisions)])),
+        decisions=tuple(decision for decision, _ in last.decisions),
+        losses=tuple(last.losses[step] for step in sorted(last.losses)),
+        gradient_norms=tuple(last.norms[step] for step in sorted(last.norms)),
+        samples_before=last.first_sample,
+    )
+    return _with(earlier, part, last.first_step, last.began_s, tell)
+
+
+def _with(
+    earlier: Sequence[Attempt], record: RunRecord, first_step: int, began_s: float, tell: Callable[[str], None]
+) -> RunRecord:
+    """Return the record of the earlier attempts and of the last one, which began with ``first_step``."""
     if begins := earlier[0].first_step if earlier else first_step:
         tell(f"the record begins with step {begins + 1}: nothing is left of the attempts before")
     if not earlier:
@@ -270,7 +316,8 @@ def _kept(folders: Sequence[Path], stop: int, faults: Sequence[Fault]) -> Iterat
             continue
         attempt = _read(folder, about, began_s, stop, faults)
         done = {event.step for event in attempt.events if event.kind in _WORK}
-        if done == set(range(attempt.first_step, stop)):
+        # A step has a loss if any has one: the loss is written after the rows.
+        if done == set(range(attempt.first_step, stop)) and (not attempt.losses or attempt.losses.keys() == done):
             yield attempt
             stop = attempt.first_step
 

@@ -10,12 +10,14 @@ pipeline N from 1 on, and all of them must be complete.
 
 import fcntl
 import json
+import math
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -146,13 +148,13 @@ class CheckpointFolder:
         """Remove the checkpoint of a step, which no run may be writing."""
         shutil.rmtree(self._place(step), ignore_errors=True)
 
-    def newest(self, model: tuple[str, ...], tell: Callable[[str], None]) -> Checkpoint:
-        """Return the newest complete checkpoint; call ``tell`` with a line for each newer one that is skipped.
+    def newest(self, model: tuple[str, ...], tell: Callable[[str], None], most: float = math.inf) -> Checkpoint:
+        """Return the newest complete checkpoint up to step ``most``; ``tell`` gets a line for each that is damaged.
 
         Raises:
             InputError: No checkpoint is complete, or the newest one is of another model.
         """
-        for step in reversed(self.steps):
+        for step in [step for step in reversed(self.steps) if step <= most]:
             try:
                 found = self._found(step, model)
                 for each in (found, *found.others):
@@ -292,15 +294,28 @@ def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) 
     )
 
 
-def resumption(folder: Path, scenario: Scenario, steps: int, tell: Callable[[str], None]) -> tuple[int, Plan]:
+def resumption(
+    folder: Path,
+    scenario: Scenario,
+    steps: int,
+    tell: Callable[[str], None],
+    is_recorded: Callable[[int], bool] = lambda _: True,
+) -> tuple[int, Plan]:
     """Return the step from which a run resumes, and the plan of its newest complete checkpoint.
 
+    The step is ``steps`` if the run has done all and ``is_recorded`` says that its record is whole too. Otherwise the
+    last steps are done again, from the checkpoint before.
+
     Raises:
-        InputError: No checkpoint is complete, the newest is of another model, or the run has no steps left.
+        InputError: No checkpoint is complete, the newest is of another model, or the run has done more steps.
     """
     layers = check_model(scenario).model.layers
-    found = CheckpointFolder(folder).newest(model_state(layers, scenario.training.optimizer.name), tell)
-    if found.step >= steps:
+    newest = partial(CheckpointFolder(folder).newest, model_state(layers, scenario.training.optimizer.name), tell)
+    found = newest()
+    if found.step == steps and not is_recorded(steps):
+        tell(f"the run has done {steps} steps, but its record lacks some: these are done again")
+        found = newest(steps - 1)
+    if found.step > steps:
         raise InputError(
             f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
         )

@@ -39,9 +39,14 @@ def checkpoint_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[s
     Raises:
         InputError: No checkpoint is complete, or the newest is of another model.
     """
-    code = _code(scenario)
+    return newest_parameters(folder, replace(scenario, code=_code(scenario)))
+
+
+def newest_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[str, torch.Tensor]]:
+    """Return the same of any model; raises as `checkpoint_parameters` does, but not for models of other kinds."""
+    assert scenario.code is not None, "only a model with code has checkpoints"
     with torch.device("meta"):
-        layers = load_model(code, scenario.training.seed).layers
+        layers = load_model(scenario.code, scenario.training.seed).layers
     optimizer = scenario.training.optimizer.name
     found = CheckpointFolder(folder).newest(model_state(layers, optimizer), lambda _: None)
     parameters: dict[str, torch.Tensor] = {}

@@ -48,13 +48,21 @@ def carry_out(
 
 
 def completing(checkpoints: "CheckpointConfig | None", tell: Callable[[str], None]) -> Callable[[RunRecord], RunRecord]:
-    """Return a function that puts what earlier attempts at a run have done before the record of the last one."""
+    """Return a function that puts what earlier attempts at a run have done before the record of the last one.
+
+    The last one has no events if the earlier ones have done all steps.
+    """
     if checkpoints is None:
         return lambda record: record
     # Simulations do not need the executor.
-    from executor.control.attempts import with_earlier_attempts
+    from executor.control.attempts import finished_record, with_earlier_attempts
 
-    return lambda record: with_earlier_attempts(record, checkpoints.folder, tell)
+    def complete(record: RunRecord) -> RunRecord:
+        if not record.events:
+            return finished_record(record, checkpoints, tell)
+        return with_earlier_attempts(record, checkpoints.folder, tell)
+
+    return complete
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:

@@ -1,6 +1,7 @@
 """Parts of the verb ``ropebridge run``: the backend of a real run, and its checkpoints."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,18 @@ def checkpoint_config(
                 raise InputError(f"'{option}' needs '--checkpoint'", valid="give the folder of the checkpoints")
         return None, None
     # Loads torch, which paced runs do not need.
+    from executor.control.attempts import is_recorded
     from executor.recovery.checkpoints import refuse_used, resumption
 
     every = every or CHECKPOINT_EVERY
     if not resume:
         refuse_used(folder)
         return CheckpointConfig(folder, every), None
-    step, plan = resumption(folder, scenario, steps, tell)
-    tell(f"resumed from the checkpoint of step {step}")
+    step, plan = resumption(folder, scenario, steps, tell, partial(is_recorded, folder))
+    if step == steps:
+        tell(f"the run has done all {steps} steps: its results are taken from its checkpoint and its record")
+    else:
+        tell(f"resumed from the checkpoint of step {step}")
     return CheckpointConfig(folder, every, step), plan
 
 

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 from safetensors.torch import load_file
 
-from executor.recovery.export import checkpoint_parameters
 from executor.wan.testbed import missing
 from experiments.benches.cases import draw_seeds
 from experiments.benches.faults.case import SHAPES, STEPS, Case
@@ -24,7 +23,6 @@ from experiments.benches.faults.running import Ended, Running
 from experiments.benches.faults.trials import CUT, LAUNCHER, Trial, draw
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.runs.folder import read_record
-from planner.files.scenario import read_scenario
 from planner.runs.metrics import step_ends_s
 from traces.common.errors import RopebridgeError
 
@@ -117,7 +115,7 @@ def carry_out(trial: Trial, usual: Usual) -> Row:
         steps, difference = STEPS, float("inf")
         if not wrong:
             try:
-                trained, moves = _trained(trial.case, running, Path(folder), ends)
+                trained, moves = _trained(running, ends)
                 steps, difference = compare(trained, undisturbed(trial.case, moves))
             except (RopebridgeError, OSError, ValueError) as error:
                 wrong = f"its result cannot be read: {error}"
@@ -166,18 +164,13 @@ def _struck(trial: Trial, running: Running, usual: Usual) -> tuple[str, str, lis
         running.forget_checkpoints()
         ends.append(running.carry_out((), usual.whole_s, limit_s))
         how = "ended, begun anew"
-    if second.status == 2 and f"the run has done {STEPS} steps" in second.said:
-        return "ended after the last step", "", ends
     if ends[-1].status != 0:
         return how, f"afterwards status {ends[-1].status}: {ends[-1].said.strip()[-300:]}", ends
     return how, "", ends
 
 
-def _trained(case: Case, running: Running, folder: Path, ends: list[Ended]) -> tuple[Trained, Moves]:
+def _trained(running: Running, ends: list[Ended]) -> tuple[Trained, Moves]:
     """Return what the training has left, and the changes of plan that it has made."""
-    if not running.output.exists():
-        step, parameters = checkpoint_parameters(folder / "checkpoints", read_scenario(folder / "faults.yaml"))
-        return Trained(step, (), parameters), moves_in(running.log, step)
     record = read_record(running.output)
     found = _RESUMED.search(ends[-1].said)
     # The record of a run that was resumed may have all steps, or those since.

@@ -1,6 +1,8 @@
 """Runs that end, however they do, and go on from a checkpoint: as if nothing had been in between."""
 
 import json
+import os
+import resource
 import signal
 import subprocess
 from dataclasses import replace
@@ -10,9 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.control.attempts import with_earlier_attempts
+from executor.control.attempts import finished_record, is_recorded, with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
+from experiments.runs.folder import read_record
 from planner.events.event import in_order
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure, step_ends_s
@@ -76,8 +79,20 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     assert ends_s == sorted(ends_s)
     assert [(each.step, each.start_s) for each in whole.interruptions] == [(4, ends_s[3]), (8, ends_s[7])]
     assert all(each.start_s < each.end_s for each in whole.interruptions)
+    # What was done is not trained again: the record and the parameters are those that the attempts have left.
+    assert resumption(folder, scenario, STEPS, print) == (STEPS, plan)
+    assert is_recorded(folder, STEPS)
+    assert not is_recorded(folder, STEPS + 1)
+    target.unlink()
+    done = CheckpointConfig(folder, EVERY, STEPS)
+    found = finished_record(replace(backend, checkpoints=done).run(scenario, plan, None, STEPS), done, said.append)
+    assert not said
+    assert_trained(found, target, expected)
+    assert found == replace(whole, network=found.network)
+    assert resumption(folder, scenario, STEPS, said.append, lambda _: False)[0] == STEPS - EVERY
+    assert said == ["the run has done 12 steps, but its record lacks some: these are done again"]
     with pytest.raises(InputError, match="the run has done 12 steps"):
-        resumption(folder, scenario, STEPS, print)
+        resumption(folder, scenario, STEPS - 1, print)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +202,52 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "No space left on device; earlier checkpoints are complete" in line
+    assert "No space left on device; make room, or choose another place; earlier checkpoints are complete" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backups", [[], ["--backup-every", "1"]], ids=["rows-of-ranks", "rows-of-launcher"])
+def test_a_run_folder_that_was_not_written_is_written_from_the_record(backups: list[str], tmp_path: Path) -> None:
+    """As after a launcher that was killed between the last checkpoint and the run folder."""
+    options = ["run", "digits", *backups, "--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "2"]
+    folder, before = tmp_path / "run", tmp_path / "before"
+    done = ropebridge(*options, "--strategy", "gpipe", "--steps", "5", "-o", folder)
+    assert done.returncode == 0, done.stderr
+    folder.rename(before)
+    again = ropebridge(*options, "--resume", "--steps", "5", "-o", folder)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert "the run has done all 5 steps: its results are taken from its checkpoint and its record" in again.stderr
+    ours, theirs = read_record(folder), read_record(before)
+    assert list(ours.events) == list(theirs.events)
+    assert (ours.losses, ours.plan, ours.interruptions) == (theirs.losses, theirs.plan, ())
+    trained, expected = (load_file(each / "parameters.safetensors") for each in (folder, before))
+    assert trained.keys() == expected.keys()
+    assert all((trained[name] == value).all() for name, value in expected.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_bytes", [0, 2_000, 50_000])
+@pytest.mark.parametrize("backups", [[], ["--backup-every=1"]], ids=["no-copies", "copies"])
+def test_whoever_cannot_write_ends_the_run_with_one_line(backups: list[str], most_bytes: int, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    options = ["--strategy=gpipe", "--checkpoint=c", "--checkpoint-every=2", "--steps=300", "-o", "run", *backups]
+    done = subprocess.run(
+        [*COMMAND, "run", "digits", *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        # Python would cut the compiled modules that it writes at this limit, and every later process would read them.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path / "scratch")},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
+    )
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if not line.startswith("step ")]) <= 2
+    assert not list((tmp_path / "scratch").iterdir())
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize(
