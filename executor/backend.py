@@ -22,6 +22,7 @@ from executor.control.workers import WorkersCoordinator
 from executor.core.clock import create_origin
 from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
+from executor.core.failures import FULL_DISK
 from executor.core.hosts import Hosts, links_in_the_clear, read_hosts
 from executor.core.job import (
     CheckpointConfig,
@@ -33,7 +34,7 @@ from executor.core.job import (
     Tcp,
     rank_devices,
 )
-from executor.core.subprocesses import ended
+from executor.core.subprocesses import NO_ROOM, ended
 from executor.core.timeouts import timeouts
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.linux import read_tcp
@@ -335,7 +336,7 @@ def run_job(
         with agents:
             interface = "lo" if hosts is None else hosts.part(hosts.head).interface
             agent = node_agent.start_agent(job, module, agents, interface)
-        with ended(agent):
+        with ended(agent), _naming_full_disk(agent):
             server = ControlServer(_listening(own, agent, job), own, read_key(job.key), job, len(devices), hosts)
             try:
                 kind = WorkersCoordinator if job.read_config().decoupled else Coordinator
@@ -351,6 +352,17 @@ def run_job(
                 # Wait, since the agent also ends the relay, which then writes its report.
                 with suppress(subprocess.TimeoutExpired):
                     agent.wait(timeouts().agent_exit_s)
+
+
+@contextmanager
+def _naming_full_disk(agent: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Return a context that gives the cause of a `RunError` where an agent that has ended could not write."""
+    try:
+        yield
+    except RunError as error:
+        if agent.returncode == NO_ROOM:
+            raise RunError(f"the agent of this host: its files cannot be written: {FULL_DISK}") from error
+        raise
 
 
 def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Never
 
 from executor.core.job import JobFolder
+from executor.core.subprocesses import NO_ROOM
 from planner.systems.user_code import described, raised_at
-from traces.common.errors import InputError, RopebridgeError, RunError
+from traces.common.errors import InputError, RopebridgeError, RunError, unwritable
 
 
 class PeerLostError(RunError):
@@ -55,6 +56,9 @@ def blaming(peer: str = "") -> Iterator[None]:
 # The value of `RankFailure.follows` for the loss of a peer.
 _LOST_PEER = 2
 
+# What is said of a process that has ended with `NO_ROOM`.
+FULL_DISK = "the disk is full or read-only; make room, or choose another place"
+
 # The start of a line of torch's own log, such as "[E1123 ": such a line never gives the cause of a failure.
 _TORCHS_OWN = re.compile(r"\[?[EWI]\d{4} ")
 _TRACE = "Traceback (most recent call last):"
@@ -85,6 +89,8 @@ class RankFailure:
     @classmethod
     def of_error(cls, name: str, error: BaseException) -> "RankFailure":
         """Return the failure of a rank that has raised an error; one of the user's code names its line."""
+        if full := unwritable(error):
+            return cls(f"{name}: {full}")
         if not isinstance(error, RopebridgeError):
             if (place := raised_at(error)) is not None:
                 return cls(f"{name}: {place}: {described(error)}")
@@ -105,6 +111,8 @@ class RankFailure:
         """
         if status < 0:
             return cls(f"{name} was ended by {_signal_name(-status)}")
+        if status == NO_ROOM:
+            return cls(f"{name}: its files cannot be written: {FULL_DISK}")
         lines = printed.strip().splitlines()
         said = [line for line in lines if not _TORCHS_OWN.match(line)] or lines
         trace = "\n".join(said[len(said) - 1 - said[::-1].index(_TRACE) :]) if _TRACE in said else ""
@@ -123,14 +131,17 @@ def give_up(job: JobFolder, rank: int, name: str, error: BaseException) -> Never
     """Write the failure to the rank's error file, and end this process; the agent sends the file to the head."""
     failure = RankFailure.of_error(name, error)
     partial = job.of_rank("error", rank).with_suffix(f".{threading.get_ident()}")
+    status = 2 if failure.wrong_input else 1
     try:
         print(f"ropebridge: {failure.message}\n{failure.trace}", end="", file=sys.stderr, flush=True)
         partial.write_text(json.dumps(asdict(failure)))
         # If several threads fail, the file of the first one stays.
         with contextlib.suppress(FileExistsError):
             os.link(partial, job.of_rank("error", rank))
+    except OSError as error:
+        status = NO_ROOM if unwritable(error) else status
     finally:
-        os._exit(2 if failure.wrong_input else 1)
+        os._exit(status)
 
 
 def read_failure(job: JobFolder, rank: int) -> RankFailure | None:

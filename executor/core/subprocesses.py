@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any, Never
 
 from executor.core.timeouts import timeouts
+from traces.common.errors import unwritable
+
+# Exit status of a process that cannot write to a full disk, so that its log may not say why; as in sysexits(3).
+NO_ROOM = os.EX_IOERR
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -181,14 +185,20 @@ def _begin(name: str, main: Callable[[], None], variables: Mapping[str, str], lo
 
 
 def run_and_exit(main: Callable[[], None]) -> Never:
-    """Run ``main``, and end the process without Python's clean-up: with status 0, or 1 and a traceback on an error."""
+    """Run ``main``, and end the process without Python's clean-up.
+
+    The status is 0; `NO_ROOM` if a full disk has ended ``main``; or 1, with a traceback, after any other error.
+    """
     status = 1
     try:
         main()
         status = 0
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        status = NO_ROOM if unwritable(error) else 1
+        with suppress(OSError):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)

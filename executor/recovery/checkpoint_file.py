@@ -126,6 +126,8 @@ def write_part(path: Path, part: Part) -> None:
         raise _unwritable(path, error.strerror or "") from error
     except InputError as error:
         raise _unwritable(path, error.problem) from error
+    except RunError as error:
+        raise RunError(f"checkpoint {error}; earlier checkpoints are complete, and '--resume' uses them") from error
 
 
 def _unwritable(path: Path, reason: str) -> RunError:

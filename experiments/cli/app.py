@@ -15,13 +15,10 @@ from experiments.cli import jobs, plan, run
 from experiments.cli.data import profile_app, traces_app
 from experiments.cli.options import JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, printable, raise_when_interrupted, say, tell
-from traces.common.errors import InputError, RopebridgeError
+from traces.common.errors import InputError, RopebridgeError, unwritable
 
 # Typer names only this one of its errors in words of the command.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-
-# What a full or read-only disk says, wherever a verb writes.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 # What is said of a path that cannot be one, wherever a verb looks at it.
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -175,8 +172,8 @@ def _tell_refusal(error: OSError) -> int:
     if error.errno in _NO_PATH:
         tell(f"ropebridge: {path}: this is no path: {error.strerror}; check the words of the command")
         return 2
-    if error.errno in _NO_ROOM:
-        tell(f"ropebridge: {path} cannot be written: {error.strerror}; make room, or choose another place")
+    if full := unwritable(error):
+        tell(f"ropebridge: {printable(full)}")
     elif error.filename is not None:
         tell(f"ropebridge: {path}: {error.strerror}; check that the path is there and may be used")
     else:

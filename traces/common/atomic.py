@@ -1,13 +1,17 @@
-"""Files that are written whole or not at all, alone or together, and files for their owner alone."""
+"""Files that are written whole or not at all, alone or together, files for their owner alone, and passing folders."""
 
+import fcntl
 import os
+import re
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from traces.common.errors import InputError
+from traces.common.errors import InputError, RopebridgeError, RunError, unwritable
 
 # Temporary files and their paths inside `written_together`; None outside.
 _STAGED: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_STAGED", default=None)
@@ -41,6 +45,7 @@ def write_bytes_atomically(path: Path | str, data: bytes) -> None:
 
     Raises:
         InputError: The folder is missing or may not be written, or the path is itself a folder.
+        RunError: The disk is full or read-only.
     """
     path = Path(path)
     check_place(path)
@@ -80,7 +85,9 @@ def _remove(beside: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def _unwritable(path: Path, error: OSError) -> RopebridgeError:
+    if full := unwritable(OSError(error.errno, error.strerror, str(path))):
+        return RunError(full)
     return InputError(f"cannot be written: {error.strerror}", where=str(path), valid="choose another folder")
 
 
@@ -115,3 +122,80 @@ def write_private_text(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a folder for temporary files of this process, and remove it after the block.
+
+    Folders that killed processes of this user have left there are removed too.
+
+    Raises:
+        RunError: No folder for temporary files can be written.
+    """
+    try:
+        place = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        advice = "make room, or set TMPDIR to a folder that can be written"
+        raise RunError(f"temporary files cannot be written: {error.strerror}; {advice}") from error
+    with passing_folder(place, "ropebridge-", mode=0o700) as folder:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def passing_folder(place: Path, start: str, end: str = "", mode: int = 0o777) -> Iterator[Path]:
+    """Make a folder of a new name in ``place``, which belongs to this process until the end of the block.
+
+    Args:
+        place: The folder around it. In it, folders of this user with names like this one's are removed if the process
+            whose id and start the name has is dead, and nobody has a lock on the folder.
+        start: Start of the name.
+        end: End of the name.
+        mode: Permissions of the folder.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+    _remove_abandoned(place, re.compile(rf"{re.escape(start)}(\d+)-(\d+)-[0-9a-f]{{8}}{re.escape(end)}"))
+    folder = place / f"{start}{os.getpid()}-{_start_of(os.getpid())}-{secrets.token_hex(4)}{end}"
+    folder.mkdir(mode)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        # For processes of other containers, which see other ids. A file system need not have locks.
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _remove_abandoned(place: Path, name: re.Pattern[str]) -> None:
+    for path in place.iterdir():
+        found = name.fullmatch(path.name)
+        if found is None or _start_of(int(found[1])) == int(found[2]):
+            continue
+        with suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _start_of(process: int) -> int:
+    """Return when a process of this machine has started, in ticks since the machine has; 0 if there is none.
+
+    A process that has ended, and for whose status nobody has asked yet, is none.
+    """
+    try:
+        # proc(5): the state is the first field after the name in parentheses, the start the twentieth.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

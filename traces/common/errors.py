@@ -7,6 +7,8 @@
 Any other exception is a defect of ropebridge.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -51,6 +53,22 @@ class InputError(RopebridgeError):
 
 class RunError(RopebridgeError):
     """A run that has started and cannot finish. The message names the rank, the host and the cause."""
+
+
+# What a full or read-only disk says; and how libraries that are written in Rust say it, with the same numbers.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_IN_RUST = re.compile(r"\(os error (\d+)\)")
+_MOST_OF_A_PATH = 200
+
+
+def unwritable(error: BaseException) -> str:
+    """Return what to say of an error that a full or read-only disk has caused; an empty string for any other one."""
+    found = _IN_RUST.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found is not None else None
+    if number not in _NO_ROOM:
+        return ""
+    path = str(getattr(error, "filename", None) or "a file")[:_MOST_OF_A_PATH]
+    return f"{path} cannot be written: {os.strerror(number)}; make room, or choose another place"
 
 
 # Most characters of a wrong value in a message.

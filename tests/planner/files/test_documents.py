@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.files.documents import Document, parse_yaml
 from tests.helpers.processes.command import ropebridge
 from traces.common.atomic import write_text_atomically
-from traces.common.errors import InputError
+from traces.common.errors import InputError, RunError
 from traces.common.text import read_text
 
 
@@ -119,5 +119,5 @@ def test_a_failed_removal_hides_no_cause(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Path, "unlink", fail)
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(InputError, match="cannot be written: Read-only file system"):
+    with pytest.raises(RunError, match="cannot be written: Read-only file system"):
         write_text_atomically(tmp_path / "out.txt", "text")

@@ -1,8 +1,10 @@
+import errno
+
 import pytest
 
 from planner.scenario.datasheet import DATASHEET
 from planner.systems.registry import STRATEGIES
-from traces.common.errors import nearest_names, unknown_name
+from traces.common.errors import nearest_names, unknown_name, unwritable
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,14 @@ from traces.common.errors import nearest_names, unknown_name
 )
 def test_a_device_is_found_by_the_names_that_people_give_it(name: str, nearest: list[str]) -> None:
     assert nearest_names(name, DATASHEET) == nearest
+
+
+def test_a_full_disk_is_known_by_its_number() -> None:
+    full = OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+    assert unwritable(full) == "a file cannot be written: No space left on device; make room, or choose another place"
+    assert unwritable(OSError(errno.EROFS, "", "/x")).startswith("/x cannot be written: Read-only file system;")
+    assert "File too large" in unwritable(RuntimeError("I/O error: File too large (os error 27)"))
+    assert unwritable(FileNotFoundError(errno.ENOENT, "")) == unwritable(RuntimeError("(os error 2)")) == ""
 
 
 def test_all_that_may_be_meant_is_suggested() -> None:
