@@ -3,7 +3,6 @@
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
@@ -47,6 +46,7 @@ from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
+from traces.common.atomic import scratch_folder
 from traces.common.errors import InputError, RunError
 
 
@@ -300,8 +300,7 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
 @contextmanager
 def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts | None = None) -> Iterator[JobFolder]:
     """Yield a temporary folder of a job for `run_job`; the folder and its files are removed after the block."""
-    folder = Path(tempfile.mkdtemp(prefix="ropebridge-"))
-    try:
+    with scratch_folder() as folder:
         job = JobFolder(folder)
         job.write(scenario, plan, config)
         create_origin(job.origin)
@@ -310,8 +309,6 @@ def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts
         else:
             hosts.write(job.hosts)
         yield job
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_job(

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -33,6 +32,7 @@ from executor.core.subprocesses import ForkedProcess, die_with_parent, environme
 from executor.core.timeouts import timeouts
 from executor.core.tls import context
 from executor.wan.testbed import control_address, running_relay
+from traces.common.atomic import scratch_folder
 from traces.common.errors import RunError
 
 WORKER = "executor.rank.worker"
@@ -222,8 +222,8 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
     address = (hosts.address, hosts.port)
     while True:
         channel = reach_head(address, hosts.key, hosts.silence_s, until_s - time.monotonic())
-        with tempfile.TemporaryDirectory(prefix="ropebridge-", ignore_cleanup_errors=True) as folder:
-            job = JobFolder(Path(folder))
+        with scratch_folder() as folder:
+            job = JobFolder(folder)
             write_key(job.key, hosts.key)
             variables = {**environment(part.interface), **head_address(address, hosts.silence_s)}
             channel.send("hello", host=name)

@@ -1,14 +1,12 @@
 """Run folders: scenario, plan, events, decisions and summary of a run, written completely or not at all."""
 
-import fcntl
 import json
 import math
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from errno import ENOTDIR
 from pathlib import Path
@@ -24,6 +22,7 @@ from planner.files.resolved_scenario import read_resolved_scenario, write_resolv
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import Interruption, RealNetwork, RunRecord
+from traces.common.atomic import passing_folder
 from traces.common.errors import InputError, RunError
 
 # File of the events, which a simulation writes while it runs.
@@ -40,39 +39,32 @@ _PARTIAL = ".part"
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``target``; rename it to ``target`` at the end, and remove it on an error.
 
-    Temporary folders for the same target that killed processes of this host have left are removed.
+    Temporary folders for the same target that killed processes of this user and host have left are removed.
 
     Raises:
         InputError: ``target`` exists already, or no folder can be made there.
         RunError: ``target`` was created by another process in the meantime; the message names the temporary folder.
     """
     target = target.resolve()
-    try:
-        taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-        # Folders above the target are made only when it is complete, so that a failed run leaves none.
-        ground = next(parent for parent in target.parents if os.path.lexists(parent))
-        if taken:
-            advice = "name a new folder, or remove it first"
-            raise InputError("this path exists already", where=str(target), valid=advice)
-        if not ground.is_dir():
-            raise NotADirectoryError(ENOTDIR, f"'{ground}' is not a folder")
-        start = f".{target.name[:100]}.{socket.gethostname()}."
-        _remove_abandoned(ground, start)
-        beside = ground / f"{start}{secrets.token_hex(4)}{_PARTIAL}"
-        beside.mkdir()
-        lock = os.open(beside, os.O_RDONLY)
-    except OSError as error:
-        raise no_folder(target, error) from None
-    try:
-        # A file system without locks never shows that a folder is abandoned.
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield beside
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
+    with ExitStack() as stack:
+        try:
+            taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+            # Folders above the target are made only when it is complete, so that a failed run leaves none.
+            ground = next(parent for parent in target.parents if os.path.lexists(parent))
+            if taken:
+                advice = "name a new folder, or remove it first"
+                raise InputError("this path exists already", where=str(target), valid=advice)
+            if not ground.is_dir():
+                raise NotADirectoryError(ENOTDIR, f"'{ground}' is not a folder")
+            start = f".{target.name[:100]}.{socket.gethostname()}."
+            beside = stack.enter_context(passing_folder(ground, start, _PARTIAL))
+        except OSError as error:
+            raise no_folder(target, error) from None
+        try:
+            yield beside
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
@@ -84,20 +76,6 @@ def new_folder(target: Path) -> Iterator[Path]:
         with suppress(OSError):
             beside = beside.rename(kept)
         raise RunError(f"'{target}' cannot be made: {error.strerror}; everything is in '{beside}'") from error
-
-
-def _remove_abandoned(ground: Path, start: str) -> None:
-    """Remove the temporary folders whose names begin with ``start`` and which no process has locked."""
-    for path in ground.iterdir():
-        if not (path.name.startswith(start) and path.name.endswith(_PARTIAL)):
-            continue
-        with suppress(OSError):
-            lock = os.open(path, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def no_folder(place: Path, error: OSError) -> InputError:
