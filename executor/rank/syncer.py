@@ -21,12 +21,12 @@ from executor.core.control_channel import Message as Words
 from executor.core.messages import pack
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ControlClient
-from executor.recovery.checkpoint_file import with_outer
+from executor.recovery.checkpoint_file import LayerTensors, Part, with_outer
 from executor.recovery.checkpoint_writer import separate_pipelines
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.runtime.decoupled.common_layers import CommonLayers, Merged
 from executor.runtime.decoupled.links import HELLO, LAST, MARK, NEWS, OVER, SENT, LayerLink, news_rows, sent_of
-from executor.runtime.outer_state import NoOuterState, OuterState, OuterTensors
+from executor.runtime.outer_state import NoOuterState, OuterState
 from executor.training.flat_state import FlatParameters, model_state
 from executor.training.models.loading import LoadedModel
 from executor.wan.testbed import device_address
@@ -68,7 +68,7 @@ class _Snapshot:
             its way when the others had.
     """
 
-    layers: dict[int, OuterTensors]
+    layers: dict[int, LayerTensors]
     awaited: set[str]
 
 
@@ -244,7 +244,7 @@ class Syncer:
 
     # --- checkpoints ---
 
-    def _copied(self) -> dict[int, OuterTensors]:
+    def _copied(self) -> dict[int, LayerTensors]:
         return {layer: self._common.tensors(layer) for layer in self._common.layers}
 
     def _note_mark(self, holder: _Holder, checkpoint: int) -> None:
@@ -256,20 +256,20 @@ class Syncer:
         if not snapshot.awaited:
             self._write(checkpoint, self._snapshots.pop(checkpoint).layers)
 
-    def _write(self, checkpoint: int, layers: Mapping[int, OuterTensors]) -> None:
+    def _write(self, checkpoint: int, layers: Mapping[int, LayerTensors]) -> None:
         thread = threading.Thread(target=self._write_file, args=(checkpoint, layers), name="checkpoint")
         self._writing = [each for each in self._writing if each.is_alive()] + [thread]
         thread.start()
 
-    def _write_file(self, checkpoint: int, layers: Mapping[int, OuterTensors]) -> None:
+    def _write_file(self, checkpoint: int, layers: Mapping[int, LayerTensors]) -> None:
         try:
             config, plan = self._config, self._config.plan
             assert self._model is not None, "paced compute has no checkpoints"
             folder = CheckpointFolder(Path(config.run.checkpoints)).of_pipeline(len(plan.pipelines))
             state = model_state(self._model.model.layers, config.scenario.training.optimizer.name)
             parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
-            about = (plan_json(plan), checkpoint * plan.global_batch, state)
-            folder.write(self._name, checkpoint, *about, parts, pipelines=separate_pipelines(plan))
+            samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
+            folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
             folder.drop_old(config.run.first_step, checkpoint)
         except Exception as error:
             self._give_up(error)

@@ -9,7 +9,8 @@ from math import inf
 
 import torch
 
-from executor.runtime.outer_state import NoOuterState, OuterState, OuterTensors
+from executor.recovery.checkpoint_file import LayerTensors
+from executor.runtime.outer_state import NoOuterState, OuterState
 from planner.plan.decoupled import Contribution, Rounds, merging_weights
 from planner.plan.outer_step import OuterStep
 
@@ -103,7 +104,7 @@ class CommonLayers:
         samples: Sequence[int],
         elements: Mapping[int, int],
         state: OuterState | NoOuterState,
-        restored: Mapping[int, OuterTensors],
+        restored: Mapping[int, LayerTensors],
         names: Sequence[str] = (),
     ) -> None:
         self._settings = settings
@@ -189,7 +190,7 @@ class CommonLayers:
         """Return the number of outer steps that a layer has had."""
         return self._rounds[layer].version
 
-    def tensors(self, layer: int) -> OuterTensors:
+    def tensors(self, layer: int) -> LayerTensors:
         """Return a copy of the state of a layer, for a checkpoint."""
         rounds, merged = self._rounds[layer], [self._merged_step.get((layer, each), -1) for each in self._samples]
         found = dict(self._state.tensors(layer))
@@ -199,7 +200,7 @@ class CommonLayers:
             found[f"{_FACTS}{worker}"] = torch.tensor([each.step, each.steps, each.base])
         return found
 
-    def add_sent(self, found: dict[int, OuterTensors], sent: Sent) -> None:
+    def add_sent(self, found: dict[int, LayerTensors], sent: Sent) -> None:
         """Add pseudo-gradients, which were on the way to the syncer, to what `tensors` has returned before."""
         for layer, packed in zip(sent.layers, torch.split(sent.payload, self._sizes(sent.layers)), strict=True):
             each = sent.layers[layer]

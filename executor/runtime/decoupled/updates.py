@@ -13,8 +13,9 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import UNKNOWN_STEPS, EventRecorder
+from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.decoupled.common_layers import News, Sent
-from executor.runtime.outer_state import NoOuterState, OuterState, OuterTensors
+from executor.runtime.outer_state import NoOuterState, OuterState
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
@@ -72,10 +73,10 @@ class DecoupledUpdates:
     _compute: Compute
     _clock: RunClock
     _recorder: EventRecorder
-    restored: InitVar[Mapping[int, OuterTensors]]
+    restored: InitVar[Mapping[int, LayerTensors]]
 
     def __post_init__(
-        self, plan: Plan, scenario: Scenario, first_step: int, joins: bool, restored: Mapping[int, OuterTensors]
+        self, plan: Plan, scenario: Scenario, first_step: int, joins: bool, restored: Mapping[int, LayerTensors]
     ) -> None:
         how = plan.synchronisation
         fragments = how.outer.fragment_layers(len(scenario.model.layers))
@@ -148,9 +149,9 @@ class DecoupledUpdates:
             self._share(stage, self._next_step, changed)
         return False
 
-    def state(self, step: int) -> Mapping[int, OuterTensors]:
+    def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Return the state of this rank's layers before a step of the worker, by layer, for a checkpoint."""
-        found: dict[int, OuterTensors] = {}
+        found: dict[int, LayerTensors] = {}
         for layer in (layer for stage in self._stages for layer in stage.layers):
             own = {OWN_STEP: torch.tensor([step])}
             if layer in self._elements:
