@@ -181,6 +181,16 @@ def test_the_ready_scenario_learns_the_digits() -> None:
     assert model.accuracy(model.layers) > 0.93
 
 
+@pytest.mark.slow
+def test_the_digits_are_those_that_scikit_learn_gives() -> None:
+    from sklearn.datasets import load_digits
+
+    images, _ = load_digits(return_X_y=True)
+    model = load("digits")()
+    found = [values.at(slice(None))[0] for values in (model._training, model._held_out)]
+    assert sorted(torch.cat(found).tolist()) == sorted((images / 16).tolist())
+
+
 def test_held_out_digits_are_not_trained_on() -> None:
     model, twin = load("digits")(), load("digits")()
     assert model.size == 1438

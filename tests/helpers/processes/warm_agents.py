@@ -142,9 +142,7 @@ def main(descriptor: str) -> None:
 
 
 def _load() -> None:
-    """Load what a rank needs, compiled code included, and what the model of the digits takes its images from."""
-    import sklearn.datasets  # noqa: F401
-
+    """Load what a rank needs, compiled code included."""
     from executor.core.step_program import compile_plan
     from executor.rank.worker import load_meta_device
     from planner.events.event import to_table
