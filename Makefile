@@ -9,20 +9,22 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_GPU := .venv/gpu/.installed
 TOOLS := .venv/tools/.installed
+COMPILED := .venv/.compiled
+COMPILED_SOURCES := $(shell grep -rl --include='*.py' '^from numba import' planner sim)
 
 # Tests start a thousand processes, which would all compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow check bench gpu schemas reference lock sbom clean
 
-demo: $(INSTALLED)
+demo: $(COMPILED)
 	$(BIN)/ropebridge demo
 
-test: $(INSTALLED)
+test: $(COMPILED)
 	$(BIN)/pytest -n auto --dist loadgroup
 
 # Longer proofs, kept out of `make test`, and every example of each property.
-test-slow: $(INSTALLED)
+test-slow: $(COMPILED)
 	ROPEBRIDGE_TEST_EXAMPLES=all $(BIN)/pytest -m 'slow or hypothesis'
 
 check: $(INSTALLED)
@@ -33,7 +35,7 @@ check: $(INSTALLED)
 	$(BIN)/python tests/house/sizes.py
 
 # The figures in docs/measurements.md.
-bench: $(INSTALLED)
+bench: $(COMPILED)
 	$(BIN)/ropebridge bench simulator
 	$(BIN)/ropebridge bench schedules
 	$(BIN)/ropebridge bench executor
@@ -70,9 +72,12 @@ $(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	$(BIN)/pip install --quiet --require-hashes --requirement requirements.lock
 	@# What is left is torch, whose builds differ from index to index, and ropebridge itself.
 	$(BIN)/pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[executor,solve,dev]'
-	@# Otherwise every process of the tests compiles what it calls.
-	$(BIN)/python -m experiments.tools.compile_kernels
 	touch $(INSTALLED)
+
+# Otherwise each of the tests' processes would compile anew what it calls of a changed file, some 40 s of a core.
+$(COMPILED): $(INSTALLED) $(COMPILED_SOURCES)
+	$(BIN)/python -m experiments.tools.compile_kernels
+	touch $(COMPILED)
 
 # The constraints are for machines without a GPU; a torch that the machine has already is used if it is new enough.
 $(INSTALLED_GPU): pyproject.toml

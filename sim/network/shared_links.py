@@ -141,7 +141,8 @@ class SharedLinks:
             self._rates, self._ends_s = [], []
             return
         names = dict.fromkeys(name for flow in self._flows for name in flow.links)
-        capacity = {name: holding(self._tables, self._table[name], now_s) for name in names}
+        # SimPy's clock begins at an integer, for which numba would compile the function once more.
+        capacity = {name: holding(self._tables, self._table[name], float(now_s)) for name in names}
         self._rates = self._share(self._flows, {name: rate_bps for name, (rate_bps, _) in capacity.items()})
         self._ends_s = [
             now_s + flow.bits / rate_bps if rate_bps > 0 else math.inf
