@@ -165,8 +165,9 @@ class StepEngine:
             # The rate of this exclusive line stays at zero: the receiver waits for ever, and the run stalls.
             return
         step.unfinished += 1
-        size_bytes = int(step.compiled.messages.size_bytes[message])
-        sent = Message(step.number, message, size_bytes, float(step.state.sent_s[message]))
+        messages = step.compiled.messages
+        size_bytes, flows = int(messages.size_bytes[message]), int(messages.flows[message])
+        sent = Message(step.number, message, size_bytes, float(step.state.sent_s[message]), flows=flows)
         if self._receives is None or self._receives.is_posted(sent, int(graph.receiver[message]), line):
             self._network.connections[line].send(sent)
 

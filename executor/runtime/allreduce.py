@@ -58,7 +58,8 @@ class GradientExchange:
         size_bytes = sync.messages * payload.numel()
         event = partial(current.program.exchange_event, EventKind.SEND, current.step, target, size_bytes)
         departed = self._recorder.sending(current.step, event, start_s)
-        self._transport.send(target, sync_tag(current.step, sync.key, number), payload, start_s, departed)
+        tag, flows = sync_tag(current.step, sync.key, number), sync.shards // sync.messages
+        self._transport.send(target, tag, payload, start_s, departed, flows=flows)
 
 
 @dataclass(eq=False)

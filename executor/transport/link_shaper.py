@@ -115,8 +115,8 @@ class ShapedPath:
     _shaper: LinkShaper
     _path: tuple[Link, ...]
 
-    def transmit(self, bits: float, ready_s: float) -> float:
-        """Wait while the links carry ``bits``; return the run second at which the last bit departed."""
+    def transmit(self, bits: float, ready_s: float, flows: int) -> float:
+        """Wait while the links carry ``bits``, whose rate does not depend on the number of flows; return the end."""
         return self._shaper.transmit(self._path, bits, ready_s)
 
     def delivery_s(self, departed_s: float) -> float:

@@ -19,8 +19,8 @@ STUB_BYTES = 64
 class Emulation(Protocol):
     """Holds the messages from one device to another back, as the links between them would."""
 
-    def transmit(self, bits: float, ready_s: float) -> float:
-        """Wait while the links carry ``bits``; return the run second at which the last bit departed."""
+    def transmit(self, bits: float, ready_s: float, flows: int) -> float:
+        """Wait while the links carry ``bits`` in equal ``flows`` at once; return the run second of their end."""
 
     def delivery_s(self, departed_s: float) -> float:
         """Return the run second at which gloo must send the message."""
@@ -42,9 +42,9 @@ class TimedPath:
     def __post_init__(self) -> None:
         self._free_s = 0.0
 
-    def transmit(self, bits: float, ready_s: float) -> float:
+    def transmit(self, bits: float, ready_s: float, flows: int) -> float:
         """Wait until a message of ``bits`` has departed; return the run second of its departure."""
-        self._free_s = max(ready_s, self._free_s) + self._path.transmission_s(bits / 8)
+        self._free_s = max(ready_s, self._free_s) + self._path.transmission_s(bits / 8, flows)
         self._clock.sleep_until(self._free_s)
         return self._free_s
 

@@ -49,6 +49,7 @@ class Message:
         departed: Called with the run second of the departure: that of the last byte on the emulated links or, without
             a shaper, that at which gloo has completed the send.
         stands_for_bytes: Bytes of the message for which the payload is a stub; None if it is the message itself.
+        flows: Number of equal parts in which the emulated links carry the message at once.
     """
 
     payload: torch.Tensor
@@ -56,6 +57,7 @@ class Message:
     ready_s: float
     departed: Callable[[float], None]
     stands_for_bytes: int | None = None
+    flows: int = 1
 
     @property
     def size_bytes(self) -> int:
@@ -143,7 +145,7 @@ class Sender:
         return complete
 
     def _emulate(self, emulation: Emulation, message: Message) -> Callable[[], None]:
-        departed_s = emulation.transmit(8 * message.size_bytes, message.ready_s)
+        departed_s = emulation.transmit(8 * message.size_bytes, message.ready_s, message.flows)
         message.departed(departed_s)
 
         def deliver() -> None:
@@ -302,13 +304,15 @@ class Transport:
         payload: torch.Tensor,
         ready_s: float,
         departed: Callable[[float], None] = lambda departed_s: None,
+        *,
+        flows: int = 1,
     ) -> None:
         """Queue a payload for sending; the arguments are those of a `Message`. NCCL carries payloads on a GPU."""
         if payload.is_cuda:
             self._pairs[target].send(tag, payload, departed)
             return
         if self._is_timed(self._device, target, tag):
-            message = Message(stub(payload), tag, ready_s, departed, payload.numel())
+            message = Message(stub(payload), tag, ready_s, departed, payload.numel(), flows)
             self._connection(target, 0, is_timed=True).send(message)
             return
         ranges = self._stripes(target, payload.numel())

@@ -45,6 +45,15 @@ def payload_bps(effects: NetworkEffects, wire_bps: float) -> float:
     return effects.share * effects.payload_efficiency * wire_bps
 
 
+def curve_rate_bps(curve: SizeCurve, size_bytes: float, flows: int = 1) -> float:
+    """Return the rate to which a size curve limits ``size_bytes`` in as many equal messages at once as ``flows``.
+
+    Curves are measured with one device at each end. The devices of a tensor-parallel group send their shards side by
+    side, each at the rate of a message of its size; together they are limited by the links' rates only.
+    """
+    return flows * curve.rate_bps(size_bytes / flows)
+
+
 @dataclass(frozen=True, slots=True)
 class ConstantRatePath:
     """A path between two devices whose rate does not change.
@@ -63,15 +72,16 @@ class ConstantRatePath:
     share: float = 1.0
     jitter_s: float = 0.0
 
-    def transmission_s(self, size_bytes: float) -> float:
-        """Return how long a message keeps the path busy, seconds."""
+    def transmission_s(self, size_bytes: float, flows: int = 1) -> float:
+        """Return how long a message keeps the path busy, seconds; ``flows`` as in `curve_rate_bps`."""
         if not self.curves or not size_bytes:
             return 8 * size_bytes / self.rate_bps
-        return 8 * size_bytes / min(self.rate_bps, *(self.share * curve.rate_bps(size_bytes) for curve in self.curves))
+        limits_bps = (self.share * curve_rate_bps(curve, size_bytes, flows) for curve in self.curves)
+        return 8 * size_bytes / min(self.rate_bps, *limits_bps)
 
-    def delivery_s(self, size_bytes: float) -> float:
+    def delivery_s(self, size_bytes: float, flows: int = 1) -> float:
         """Return the time from a message's start on an idle path to its arrival, seconds."""
-        return self.transmission_s(size_bytes) + self.propagation_s(size_bytes)
+        return self.transmission_s(size_bytes, flows) + self.propagation_s(size_bytes)
 
     def propagation_s(self, size_bytes: float) -> float:
         """Return the time from the departure of a message's last byte to its arrival: latency and jitter, seconds."""

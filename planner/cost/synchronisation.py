@@ -182,15 +182,16 @@ def _buckets(run: Sequence[int], scenario: Scenario, bucket_bytes: int) -> list[
     return buckets
 
 
-def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int) -> float:
+def ring_s(paths: Iterable[ConstantRatePath], size_bytes: float, holders: int, shards: int = 1) -> float:
     """Return how long a ring all-reduce of ``size_bytes`` over n = ``holders`` devices takes, seconds.
 
     In each of 2 (n - 1) rounds, each device sends 1/n of the bytes to the next one; a round takes as long as the
     slowest hop (Patarasuk and Yuan, 2009; see `planner.cost.collectives`). ``paths`` are the paths of the hops, at
-    least one; hops over equal paths may be given once.
+    least one; hops over equal paths may be given once. Each holder is a tensor-parallel group of ``shards`` devices,
+    which send at the same time; ``size_bytes`` are those of all shards.
     """
     part_bytes = size_bytes / holders
-    return 2 * (holders - 1) * max(path.delivery_s(part_bytes) for path in paths)
+    return 2 * (holders - 1) * max(path.delivery_s(part_bytes, shards) for path in paths)
 
 
 def holders(pipelines: Iterable[Pipeline], layer: int) -> Iterator[tuple[int, int, Stage, Replica]]:

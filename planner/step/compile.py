@@ -199,7 +199,9 @@ def _messages(plan: Plan, scenario: Scenario, workers: Workers, origins: Origins
     forms = [[wire_bytes(form, 1, size, number_bytes) for size in output_bytes] for form in ("none", plan.compression)]
     size_bytes = (origins.stop_sample - origins.start_sample) * np.array(forms, np.int64)[crosses, boundary]
     copies_s = _copies_s(plan, scenario, actors, origins, size_bytes)
-    return Messages(origins.sender, origins.receiver, size_bytes, origins.start_sample, origins.stop_sample, *copies_s)
+    # The first device of a tensor-parallel group sends what passes between stages, whole.
+    ends = (origins.sender, origins.receiver, size_bytes, np.ones_like(size_bytes))
+    return Messages(*ends, origins.start_sample, origins.stop_sample, *copies_s)
 
 
 def _copies_s(

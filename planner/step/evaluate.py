@@ -92,8 +92,10 @@ def message_times(step: CompiledStep, path: Paths) -> tuple[Floats, Floats]:
     transmission_s = 8 * step.messages.size_bytes / np.array([each.rate_bps for each in paths])[graph.channel]
     for channel in (number for number, each in enumerate(paths) if each.curves):
         own = graph.channel == channel
-        sizes, which = np.unique(step.messages.size_bytes[own], return_inverse=True)
-        transmission_s[own] = np.array([paths[channel].transmission_s(size) for size in sizes.tolist()])[which]
+        messages = np.stack((step.messages.size_bytes[own], step.messages.flows[own]))
+        alike, which = np.unique(messages, axis=1, return_inverse=True)
+        times_s = [paths[channel].transmission_s(*each) for each in alike.T.tolist()]
+        transmission_s[own] = np.array(times_s)[which.reshape(-1)]
     return transmission_s, latency_s
 
 

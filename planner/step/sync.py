@@ -52,7 +52,7 @@ def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tu
     gradients for a device, by device name.
     """
     acting: list[int] = []
-    sent: list[tuple[int, tuple[int, int, int, int], int]] = []
+    sent: list[tuple[int, tuple[int, int, int, int], int, int]] = []
     waiting: dict[tuple[int, int, int, int], int] = {}
     spans = []
     for device, actor in actors.items():
@@ -62,14 +62,14 @@ def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tu
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
                     key = (sync.key, exchange.round, actor, actors[sync.devices[exchange.send_to]])
-                    sent.append((action, key, sync.sent_bytes(exchange)))
+                    sent.append((action, key, sync.sent_bytes(exchange), sync.shards))
                 if exchange.receive_from is not None:
                     source = actors[sync.devices[exchange.receive_from]]
                     waiting[sync.key, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
             sent_bytes = sum(sync.sent_bytes(exchange) for exchange in exchanges)
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
-    return _waiting_actions(acting), _messages([(action, waiting[key], size) for action, key, size in sent]), spans
+    return _waiting_actions(acting), _messages([(action, waiting[key], *size) for action, key, *size in sent]), spans
 
 
 def _waiting_actions(acting: Sequence[int]) -> Actions:
@@ -80,11 +80,11 @@ def _waiting_actions(acting: Sequence[int]) -> Actions:
     return Actions(np.array(acting, np.int64), kind, zero, none, none, zero, zero, np.zeros(count))
 
 
-def _messages(sent: Sequence[tuple[int, int, int]]) -> Messages:
-    """Return messages from (sending action, receiving action, bytes)."""
-    sender, receiver, size_bytes = np.array(sent, np.int64).reshape(-1, 3).T
+def _messages(sent: Sequence[tuple[int, ...]]) -> Messages:
+    """Return messages from (sending action, receiving action, bytes, flows)."""
+    sender, receiver, size_bytes, flows = np.array(sent, np.int64).reshape(-1, 4).T
     zero = np.zeros(len(sent), np.int64)
-    return Messages(sender, receiver, size_bytes, zero, zero, zero.astype(np.float64), zero.astype(np.float64))
+    return Messages(sender, receiver, size_bytes, flows, zero, zero, zero.astype(np.float64), zero.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +197,17 @@ def stream_actions(
     shift = int(first_segment[-1])
     of_device = {actors[actor]: stream for actor, stream in streams.items()}
     sums, exchanged, spans = sync_actions(syncs, of_device)
-    signals: list[tuple[int, int, int]] = []
+    signals: list[tuple[int, ...]] = []
     ends: dict[int, int] = {}
     next_segment = first_segment.copy()
     # Buckets and spans are both sorted by actor and sum.
     for bucket, span in zip(buckets, spans, strict=True):
         ends[bucket.actor] = shift + span.end_action - 1
         if bucket.action != AT_ONCE:
-            signals.append((int(next_segment[bucket.action]), shift + span.first_action, 0))
+            signals.append((int(next_segment[bucket.action]), shift + span.first_action, 0, 1))
             next_segment[bucket.action] += 1
     # A last action on each device waits for its stream.
-    signals += [(ends[actor], shift + len(sums.actor) + number, 0) for number, actor in enumerate(streams)]
+    signals += [(ends[actor], shift + len(sums.actor) + number, 0, 1) for number, actor in enumerate(streams)]
     pairs = zip(_messages(signals), exchanged.later(shift), strict=True)
     messages = Messages._make(np.concatenate(pair) for pair in pairs)
     return join_actions(sums, _waiting_actions(list(streams))), messages, spans

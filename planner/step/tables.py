@@ -42,6 +42,7 @@ class Messages(NamedTuple):
         sender: Action that sends the message when it ends.
         receiver: Action that waits for the message.
         size_bytes: Bytes on the wire.
+        flows: Number of equal parts in which the devices of a tensor-parallel group send the message at once.
         start_sample: First sample of the microbatch that the message carries, 0 for sums of gradients.
         stop_sample: Index after the last sample that it carries, 0 for sums of gradients.
         copy_out_s: Time for which the sender's copy engine copies it from GPU to host, seconds.
@@ -51,6 +52,7 @@ class Messages(NamedTuple):
     sender: Ints
     receiver: Ints
     size_bytes: Ints
+    flows: Ints
     start_sample: Ints
     stop_sample: Ints
     copy_out_s: Floats

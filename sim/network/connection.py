@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from planner.cost.network import jitter_delay_s, payload_bps
+from planner.cost.network import curve_rate_bps, jitter_delay_s, payload_bps
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.events import Flow, Timer
 from sim.network.routes import Route
@@ -125,6 +125,7 @@ class Message:
         departed_s: Time at which the last bit left the sender, seconds; nan until then.
         arrived_s: Arrival at the receiver, seconds; nan until the message has departed; may be later than the current
             time.
+        flows: Number of equal parts in which the devices of a tensor-parallel group send the message at once.
     """
 
     step: int
@@ -134,6 +135,7 @@ class Message:
     posted_s: float = -math.inf
     departed_s: float = math.nan
     arrived_s: float = math.nan
+    flows: int = 1
 
 
 @dataclass(eq=False)
@@ -221,7 +223,7 @@ class Connection:
         self._sent_bytes = min(self._part_bytes, self._window_bytes)
         self._part_bytes -= self._sent_bytes
         self._left_bytes -= self._sent_bytes
-        self._link.start(self._flow(self._sent_bytes, self._queue[0].size_bytes))
+        self._link.start(self._flow(self._sent_bytes, self._queue[0]))
 
     def queue_s(self, now_s: float) -> float:
         """Return how long a packet that this connection sends at ``now_s`` waits for earlier bytes, seconds.
@@ -255,12 +257,13 @@ class Connection:
         if self._queue:
             self._await_start()
 
-    def _flow(self, sent_bytes: float, message_bytes: int) -> Flow:
+    def _flow(self, sent_bytes: float, message: Message) -> Flow:
         """Return a flow of ``sent_bytes`` of a message; links' size curves may limit the flow's rate."""
         effects, route = self._effects, self._route
         ceiling_bps = self._ceiling_bps
-        for curve in route.size_curves if message_bytes else ():
-            rate_bps = effects.share * curve.rate_bps(message_bytes) / effects.payload_efficiency
+        for curve in route.size_curves if message.size_bytes else ():
+            of_curve_bps = curve_rate_bps(curve, message.size_bytes, message.flows)
+            rate_bps = effects.share * of_curve_bps / effects.payload_efficiency
             ceiling_bps = min(ceiling_bps, rate_bps / route.connections)
         bits = 8 * sent_bytes / effects.payload_efficiency
         return Flow(route.link_names, bits, route.connections, ceiling_bps, self._depart)

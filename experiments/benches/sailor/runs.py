@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from math import ceil, inf, log2
+from math import ceil, inf
 from pathlib import Path
 
 import pydantic.dataclasses
@@ -16,7 +16,6 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
-from planner.scenario.size_curve import SizeCurve
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import InputError
 
@@ -29,52 +28,30 @@ def gpus_of(host: str, node: Node) -> tuple[str, ...]:
     return tuple(f"{host}-gpu-{number}" for number in range(node.gpus))
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A node with one tensor-parallel group, and the layers that the group holds."""
+def cluster_of(hosts: Mapping[str, Node], network: SailorNetwork) -> Cluster:
+    """Return the cluster of hosts, given by name, each with one tensor-parallel group.
 
-    node: Node
-    layers: range
-
-
-def cluster_of(hosts: Mapping[str, Host], network: SailorNetwork) -> Cluster:
-    """Return the cluster of hosts, given by name.
-
-    A message between stages has the rate measured for one GPU, since one GPU of a group sends it. Gradients of the same
-    layers are summed by all GPUs of the groups at once, each its shard: such a link has the rate of as many messages,
-    and at most that measured for the whole nodes. Links inside a host are free, since the layers' times include them.
+    A message has the rate measured for one GPU at each end, and the shards that all GPUs of a group send at once have
+    at most the rate measured for whole nodes. Links inside a host are free, since the layers' times include them.
 
     Raises:
         InputError: There is no measured rate between two of the nodes.
     """
     devices = tuple(
-        Device(gpu, KINDS[host.node.kind], host.node.zone, UNLIMITED_BYTES, host=name)
-        for name, host in hosts.items()
-        for gpu in gpus_of(name, host.node)
+        Device(gpu, KINDS[node.kind], node.zone, UNLIMITED_BYTES, host=name)
+        for name, node in hosts.items()
+        for gpu in gpus_of(name, node)
     )
     inside = [Link(name, name, inf, latency_s=0.0) for name in hosts]
     between = [_link(*pair, hosts, network) for pair in permutations(hosts, 2)]
     return Cluster(devices, (*inside, *between))
 
 
-def _link(source: str, target: str, hosts: Mapping[str, Host], network: SailorNetwork) -> Link:
-    sender, receiver = hosts[source].node, hosts[target].node
+def _link(source: str, target: str, hosts: Mapping[str, Node], network: SailorNetwork) -> Link:
+    sender, receiver = hosts[source], hosts[target]
     curve = network.curve(Node(sender.zone, sender.kind, 1), Node(receiver.zone, receiver.kind, 1))
-    if set(hosts[source].layers) & set(hosts[target].layers):
-        curve = in_parts(curve, min(sender.gpus, receiver.gpus), network.curve(sender, receiver).ceiling_bps)
     # The latency is 0, since the rate curve includes it as the time of small messages.
-    return Link(source, target, curve.ceiling_bps, latency_s=0.0, size_curve=curve)
-
-
-def in_parts(curve: SizeCurve, parts: int, most_bps: float) -> SizeCurve:
-    """Return the rate of a message that is sent in equal parts at once, each of which has a rate by its own size."""
-    shift = log2(parts)
-    return SizeCurve(
-        parts * curve.quadratic,
-        parts * (curve.linear - 2 * curve.quadratic * shift),
-        parts * (curve.constant - curve.linear * shift + curve.quadratic * shift**2),
-        min(most_bps, parts * curve.ceiling_bps),
-    )
+    return Link(source, target, network.curve(sender, receiver).ceiling_bps, latency_s=0.0, size_curve=curve)
 
 
 _Group = tuple[list[tuple[str, int, str]], PositiveInt]
@@ -131,7 +108,7 @@ def read_sailor_run(path: Path, model: ModelProfile, network: SailorNetwork) -> 
     where = str(path)
     for index, pipeline in enumerate(entry.pipeline_list):
         _check_stages(pipeline, f"{where}: pipeline_list[{index}]")
-    hosts: dict[str, Host] = {}
+    hosts: dict[str, Node] = {}
     count = ceil(entry.gbs / (entry.mbs * sum(pipeline.dp[0] for pipeline in entry.pipeline_list)))
     pipelines = tuple(
         Pipeline(_stages(pipeline, index, count, hosts, where), (entry.mbs * pipeline.dp[0],) * count)
@@ -154,7 +131,7 @@ def _check_stages(pipeline: _PipelineEntry, where: str) -> None:
 
 
 def _stages(
-    pipeline: _PipelineEntry, index: int, microbatches: int, hosts: dict[str, Host], where: str
+    pipeline: _PipelineEntry, index: int, microbatches: int, hosts: dict[str, Node], where: str
 ) -> tuple[Stage, ...]:
     """Return the stages of a pipeline, and add their hosts to ``hosts``."""
     stages = []
@@ -162,8 +139,8 @@ def _stages(
         replicas = []
         for replica, group in enumerate(groups):
             host = f"pipeline-{index}-stage-{number}-replica-{replica}"
-            hosts[host] = Host(_node(group, where), range(min(layers, default=0), max(layers, default=-1) + 1))
-            gpus = gpus_of(host, hosts[host].node)
+            hosts[host] = _node(group, where)
+            gpus = gpus_of(host, hosts[host])
             replicas.append(Replica(gpus[0], partners=gpus[1:]))
         depth = min(len(pipeline.layers_per_stage) - number, microbatches)
         stages.append(Stage(min(layers, default=0), max(layers, default=-1) + 1, tuple(replicas), depth))

@@ -112,7 +112,7 @@ def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
     busy_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
-        time_s = ring_s(paths, sync.size_bytes, len(sync.devices))
+        time_s = ring_s(paths, sync.size_bytes, len(sync.devices), sync.shards)
         for device in sync.devices:
             busy_s[device] += time_s
     return max([*busy_s.values(), *link_loads_s(summed_bytes(plan, scenario), scenario).values()])

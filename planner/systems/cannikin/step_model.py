@@ -136,7 +136,7 @@ def sum_time_s(sync: GradientSync, path: Callable[[str, str], ConstantRatePath])
         for exchange in sync.exchanges(device):
             if exchange.send_to is not None:
                 hop = path(device, sync.devices[exchange.send_to])
-                took_s = hop.delivery_s(sync.sent_bytes(exchange))
+                took_s = hop.delivery_s(sync.sent_bytes(exchange), sync.shards)
                 rounds[exchange.round] = max(rounds.get(exchange.round, 0.0), took_s)
     return sum(rounds.values())
 

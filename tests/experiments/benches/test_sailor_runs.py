@@ -1,5 +1,4 @@
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import pytest
 from experiments.benches.sailor.measured_files import (
     SailorNetwork,
 )
-from experiments.benches.sailor.runs import MeasuredRun, in_parts, read_sailor_run, read_sailor_runs
+from experiments.benches.sailor.runs import MeasuredRun, read_sailor_run, read_sailor_runs
 from planner.check import check_plan
+from planner.cost.network import nominal_path
 from planner.files.importers.sailor import read_sailor
 from planner.plan.plan import Replica, Stage
 from planner.scenario.profile import LayerProfile, ModelProfile
@@ -73,20 +73,13 @@ def test_training_is_adam_with_the_batch_of_the_plan(tmp_path: Path, network: Sa
 def test_one_gpu_of_a_group_sends_to_another_stage_and_all_sum_gradients(
     tmp_path: Path, network: SailorNetwork
 ) -> None:
-    cluster = read(tmp_path, network).scenario.cluster
-    (link,) = cluster.path("pipeline-0-stage-0-replica-0-gpu-0", "pipeline-0-stage-1-replica-0-gpu-0")
+    run = read(tmp_path, network)
+    (link,) = run.scenario.cluster.path("pipeline-0-stage-1-replica-0-gpu-0", "pipeline-0-stage-1-replica-1-gpu-0")
     assert link.size_curve == SizeCurve(0.0, 0.0, 20.0, 8 * 20e9)
-    assert link.bandwidth_bps == 8 * 20e9
-    (link,) = cluster.path("pipeline-0-stage-1-replica-0-gpu-0", "pipeline-0-stage-1-replica-1-gpu-0")
-    assert link.size_curve == SizeCurve(0.0, 0.0, 40.0, 8 * 30e9)
     assert link.bandwidth_bps == 8 * 30e9
-
-
-@pytest.mark.parametrize("size_bytes", [1e5, 1e6, 3e7, 1e9])
-def test_a_message_in_parts_has_the_rate_of_its_parts(size_bytes: float) -> None:
-    curve = SizeCurve(-0.2, 3.0, 12.0, 8 * 25e9)
-    whole = in_parts(curve, 4, math.inf)
-    assert size_bytes / whole.rate_bps(size_bytes) == pytest.approx(size_bytes / 4 / curve.rate_bps(size_bytes / 4))
+    path = nominal_path(run.scenario, link.source + "-gpu-0", link.target + "-gpu-0")
+    assert 8e9 / path.transmission_s(1e9) == pytest.approx(8 * 20e9)
+    assert 8e9 / path.transmission_s(1e9, 2) == pytest.approx(8 * 30e9)
 
 
 def test_several_pipelines_share_the_batch(tmp_path: Path, network: SailorNetwork) -> None:

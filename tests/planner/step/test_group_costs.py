@@ -12,15 +12,18 @@ from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, update_edges
 from planner.events.event import EventKind
 from planner.plan.plan import Pipeline, Plan, Stage, Synchronisation
+from planner.runs.metrics import measure
 from planner.scenario.cluster import Link
 from planner.scenario.profile import NO_SUMS
 from planner.scenario.scenario import Scenario
 from planner.scenario.sharding import Sharding, named_sharding
+from planner.scenario.size_curve import SizeCurve
 from planner.scenario.training import Training
 from planner.schedules.kernel.problem import BACKWARD
 from planner.step.compile import compile_step, planned_compute_s
 from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
+from planner.step.shared_links import shared_step_time_s
 from planner.systems.asteroid.policy import in_proportion, replay
 from planner.systems.auto.candidates.build import plan_of as build_plan
 from planner.systems.auto.candidates.device_classes import StageOption, device_classes_of
@@ -62,6 +65,27 @@ def test_the_search_sums_as_many_bytes_as_the_step(hosts: int, degree: int, whol
     assert gradient_sum_s(TemplateStage(option, 0, 2), scenario, hosts) == pytest.approx(judged_s, rel=1e-3)
     costs = option_costs([option], scenario, hosts, 1, 1.0)
     assert costs.sum_s[0, -1] == pytest.approx(judged_s, rel=1e-3)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 4), st.sampled_from([1, 2, 4]), st.sampled_from([8e6, 100e6]))
+def test_shards_cross_the_network_side_by_side(hosts: int, degree: int, bandwidth_bps: float) -> None:
+    curve = SizeCurve(0.0, 1e-4, 1e-3, 10e6)
+    scenario = sharded_scenario(hosts)
+    links = [replace(link, bandwidth_bps=bandwidth_bps, size_curve=curve) for link in scenario.cluster.links[:1]]
+    cluster = replace(scenario.cluster, links=(*links, *scenario.cluster.links[1:]))
+    scenario = replace(scenario, cluster=cluster, training=Training(hosts))
+    plan = plan_of(scenario, *(Pipeline((Stage(0, 2, (group(host, degree),), 1),), (1,)) for host in range(hosts)))
+    (sync,) = gradient_syncs(plan, scenario)
+    shard_bytes = -(-sync.elements // hosts) * 4
+    message_s = max(8 * shard_bytes / curve.rate_bps(shard_bytes), 8 * degree * shard_bytes / bandwidth_bps)
+    expected_s = 2 * (hosts - 1) * (message_s + 0.001)
+    assert sum_time_s(sync, lambda *ends: nominal_path(scenario, *ends)) == pytest.approx(expected_s, rel=1e-3)
+    (device_class,) = device_classes_of(scenario.cluster)
+    option = StageOption(device_class, degree, 1, recompute=False, most_stages=1)
+    assert gradient_sum_s(TemplateStage(option, 0, 2), scenario, hosts) == pytest.approx(expected_s, rel=1e-3)
+    simulated_s = measure(Simulator().run(scenario, plan, None, 1)).step_s
+    assert shared_step_time_s(plan, scenario) == pytest.approx(simulated_s, rel=1e-6)
 
 
 def test_mixes_count_every_shard() -> None:

@@ -221,5 +221,6 @@ def _gradient_sum_s(templates: Sequence[PipelineTemplate], scenario: Scenario) -
     slowest_s = max(gradient_sum_s(stage, scenario, holders) for stage in stages)
     ends = [each.stages[0].option.device_class.ends[0] for each in templates]
     paths = [nominal_path(scenario, one, other) for one, other in zip(ends, [*ends[1:], ends[0]], strict=True)]
-    largest = max(stage_group_bytes(stage, scenario) for stage in stages)
-    return max(slowest_s, ring_s(paths, max(holders, largest), holders))
+    largest = {each: stage_group_bytes(each, scenario) for each in stages}
+    around_s = (ring_s(paths, max(holders, size), holders, each.option.degree) for each, size in largest.items())
+    return max(slowest_s, *around_s)

@@ -105,11 +105,11 @@ def lower_bounds_s(
     return bottleneck_s, float(alone_s.sum())
 
 
-def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int) -> float:
-    """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` devices of a class, seconds."""
+def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int, degree: int) -> float:
+    """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` groups of ``degree`` devices, seconds."""
     if holders <= 1:
         return 0.0
-    return ring_s([_class_path(scenario, device_class, device_class)[0]], size_bytes, holders)
+    return ring_s([_class_path(scenario, device_class, device_class)[0]], size_bytes, holders, degree)
 
 
 @lru_cache(maxsize=65536)
@@ -120,7 +120,8 @@ def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders:
     """
     shares = layer_table(scenario, device_class.kind, 1, degree).parameter_bytes
     whole_bytes = group_bytes(scenario, 0, len(scenario.model.layers), degree)
-    return np.asarray(shares * (class_ring_s(scenario, device_class, whole_bytes, holders) / max(shares[-1], 1.0)))
+    whole_s = class_ring_s(scenario, device_class, whole_bytes, holders, degree)
+    return np.asarray(shares * (whole_s / max(shares[-1], 1.0)))
 
 
 def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> LayerTable:

@@ -78,7 +78,7 @@ class PipelineTemplate:
 def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> float:
     """Return the time of a ring all-reduce of a stage's gradients over ``holders`` devices of its class, seconds."""
     size_bytes = stage_group_bytes(stage, scenario)
-    return class_ring_s(scenario, stage.option.device_class, size_bytes, holders)
+    return class_ring_s(scenario, stage.option.device_class, size_bytes, holders, stage.option.degree)
 
 
 def stage_group_bytes(stage: TemplateStage, scenario: Scenario) -> int:
