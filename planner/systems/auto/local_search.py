@@ -1,5 +1,6 @@
 """Local search: improves a plan by small changes until none lowers its score or the limit of evaluations is reached."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,9 +17,12 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
     A change moves the boundary between two stages by one layer, changes the number of microbatches, switches one
     stage's recomputation on or off, moves samples to other pipelines, or leaves out a stage, a replica or a pipeline.
-    Equivalent pipelines change together. For few devices, `planner.systems.auto.device_moves` adds further changes.
+    Equivalent pipelines change together; a boundary also moves in all pipelines at once that divide the layers alike,
+    since their sums of gradients get slower if only some of them change. For few devices,
+    `planner.systems.auto.device_moves` adds further changes.
     """
     groups = equivalent_pipelines(plan, scenario)
+    yield from _with_common_cut_shifted(plan, scenario, groups)
     for group in groups:
         first = plan.pipelines[group[0]]
         for changed in (*_with_shifted_cut(first), *_with_other_count(first), *_with_other_recompute(first)):
@@ -59,6 +63,23 @@ def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
             if left.first_layer < place < right.end_layer:
                 pair = (replace(left, end_layer=place), replace(right, first_layer=place))
                 yield replace(pipeline, stages=(*stages[:cut], *pair, *stages[cut + 2 :]))
+
+
+def _with_common_cut_shifted(plan: Plan, scenario: Scenario, groups: Sequence[Sequence[int]]) -> Iterator[Plan]:
+    """Yield the plans in which a boundary moves by a layer in all groups of pipelines that divide the layers alike."""
+    alike: defaultdict[tuple[int, ...], list[Sequence[int]]] = defaultdict(list)
+    for group in groups:
+        alike[tuple(stage.end_layer for stage in plan.pipelines[group[0]].stages)].append(group)
+    for own in (each for each in alike.values() if len(each) > 1):
+        for shifted in zip(*(_with_shifted_cut(plan.pipelines[group[0]]) for group in own), strict=True):
+            changed = plan
+            for group, pipeline in zip(own, shifted, strict=True):
+                fitted = with_hiding_depths(pipeline, scenario)
+                if fitted is None:
+                    break
+                changed = _in_all(changed, group, fitted)
+            else:
+                yield changed
 
 
 def _with_other_count(pipeline: Pipeline) -> Iterator[Pipeline]:

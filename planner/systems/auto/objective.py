@@ -108,14 +108,13 @@ def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:
-    """Return the longest time that any device or link spends in gradient sums, seconds."""
-    busy_s = dict.fromkeys(plan.devices, 0.0)
+    """Return the time until the last gradient sum ends, seconds; a device carries out one sum after the other."""
+    free_s = dict.fromkeys(plan.devices, 0.0)
     for sync in gradient_syncs(plan, scenario):
         paths = {nominal_path(scenario, *hop, plan.connections) for hop in _hops(sync.devices, scenario)}
         time_s = ring_s(paths, sync.size_bytes, len(sync.devices), sync.shards)
-        for device in sync.devices:
-            busy_s[device] += time_s
-    return max([*busy_s.values(), *link_loads_s(summed_bytes(plan, scenario), scenario).values()])
+        free_s |= dict.fromkeys(sync.devices, max(free_s[device] for device in sync.devices) + time_s)
+    return max([*free_s.values(), *link_loads_s(summed_bytes(plan, scenario), scenario).values()])
 
 
 def _hops(devices: Sequence[str], scenario: Scenario) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ Each template of a mix takes a part of the batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
@@ -145,7 +145,7 @@ def _side_by_side(parts: Sequence[Sequence[DeviceClass]], scenario: Scenario, li
     ]
     able = [each for each in found if each]
     if len(able) > 1:
-        for templates in _combinations(able):
+        for templates in dict.fromkeys(each for chosen in _combinations(able) for each in _aligned(chosen, scenario)):
             yield _balanced(templates, scenario)
 
 
@@ -162,6 +162,30 @@ def _combinations(found: Sequence[Sequence[PipelineTemplate]]) -> Iterator[tuple
     for index, each in enumerate(found):
         for other in each[1:]:
             yield (*best[:index], other, *best[index + 1 :])
+
+
+def _aligned(templates: tuple[PipelineTemplate, ...], scenario: Scenario) -> Iterator[tuple[PipelineTemplate, ...]]:
+    """Yield templates as they are, and each with the layers of all stages divided as in one of them, if that fits.
+
+    Pipelines that divide the layers alike sum the gradients of each stage once. Otherwise there are more sums, each of
+    which waits for the one before, because a device takes part in several.
+    """
+    yield templates
+    if len({len(each.stages) for each in templates}) > 1:
+        return
+    for model in templates:
+        bounds = [(stage.first_layer, stage.end_layer) for stage in model.stages]
+        alike = tuple(retimed(_with_bounds(each, bounds), scenario, each.samples) for each in templates)
+        if all(each.pipeline_s < INFEASIBLE_S for each in alike):
+            yield alike
+
+
+def _with_bounds(template: PipelineTemplate, bounds: Sequence[tuple[int, int]]) -> PipelineTemplate:
+    stages = [
+        replace(stage, first_layer=first, end_layer=end)
+        for stage, (first, end) in zip(template.stages, bounds, strict=True)
+    ]
+    return replace(template, stages=tuple(stages))
 
 
 def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:

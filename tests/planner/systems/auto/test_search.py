@@ -108,6 +108,24 @@ def test_the_quick_judge_is_close_with_many_alike_pipelines(pipelines: int, para
     assert approximate_step_time_s(plan, scenario) == pytest.approx(step_time_s(plan, scenario), rel=0.02)
 
 
+def test_sums_of_pipelines_that_divide_the_layers_otherwise_wait_for_each_other() -> None:
+    # Devices of the first stage sum layer 0, then layer 1 with those of the second stage, which sum layer 2 last.
+    scenario = mesh_scenario(
+        14, [1e-6] * 3, [1e-6] * 3, output_bytes=[1] * 3, global_batch=7, parameter_bytes=[10**8] * 3
+    )
+    alike = [([(1, 1, 1), (3, 1, 1)], (1,)), ([(2, 1, 1), (3, 1, 1)], (1,))]
+    plan = layered_plan(scenario, [*alike[:1] * 4, *alike[1:] * 3])
+    assert len(plan.devices) > MOST_EVALUATED
+    assert approximate_step_time_s(plan, scenario) == pytest.approx(step_time_s(plan, scenario), rel=0.01)
+
+
+def test_a_boundary_moves_in_all_pipelines_that_divide_the_layers_alike() -> None:
+    scenario = mesh_scenario(6, [0.01] * 4, [0.02] * 4, global_batch=8)
+    plan = layered_plan(scenario, [(TWO, (4,)), (TWO, (2, 2))])
+    moved = [[each.stages[0].end_layer for each in other.pipelines] for other in neighbours(plan, scenario)]
+    assert {(1, 1), (3, 3), (1, 2), (2, 3)} <= {tuple(each) for each in moved}
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))
 def test_groups_of_a_pool_stay_within_hosts(sizes: list[int], degree: int) -> None:
     devices = tuple(
