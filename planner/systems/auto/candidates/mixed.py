@@ -222,9 +222,11 @@ def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> Pipe
         for samples in (each for each in multiples if abs(each / shares[index] - 1) < _AROUND):
             rest = batch - samples - sum(each.samples for at, each in enumerate(best[:-1]) if at != index)
             if rest >= templates[-1].pipelines:
-                own = [each.samples for each in best]
-                own[index], own[-1] = samples, rest
-                best = min(best, _with_samples(templates, own, scenario), key=_slowest_s)
+                tried = list(best)
+                tried[index], tried[-1] = (
+                    retimed(templates[at], scenario, share) for at, share in ((index, samples), (-1, rest))
+                )
+                best = min(best, tuple(tried), key=_slowest_s)
     return PipelineMix(best, _slowest_s(best) + _gradient_sum_s(best, scenario))
 
 

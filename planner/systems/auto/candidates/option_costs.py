@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,31 +153,56 @@ def boundary_costs(
         since they share the network interfaces of hosts and the links of regions. The second is the time until one
         output arrives, plus the time until its gradient arrives on the way back.
     """
-    count, layers = len(options), len(scenario.model.layers)
-    busy_s, round_trip_s = np.zeros((count, count, layers)), np.zeros((count, count, layers))
+    places = {each: place for place, each in enumerate(dict.fromkeys(option.device_class for option in options))}
+    links = _class_links(scenario, tuple(places))
+    place = np.array([places[option.device_class] for option in options])
+    ends = place[:, None], place[None, :]
     width = np.array([option.width for option in options])
     # Assumption: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
-    places: dict[DeviceClass, list[int]] = {}
-    for index, option in enumerate(options):
-        places.setdefault(option.device_class, []).append(index)
-    for one, rows in places.items():
-        for other, columns in places.items():
-            if one is other and one.size == 1:
-                continue
-            cells = np.ix_(rows, columns)
-            message = -(-microbatch // np.maximum(width[rows][:, None], width[columns][None, :]))
-            sizes, which = np.unique(message, return_inverse=True)
-            there, back = host_samples[rows][:, None, None], host_samples[columns][None, :, None]
-            for source, target, samples in ((one, other, there), (other, one, back)):
-                _, host_s, region_s = _class_path(scenario, source, target)
-                both_s = np.array([_message_s(scenario, source, target, size) for size in sizes.tolist()])[which]
-                alone_s, arrival_s = np.moveaxis(both_s.reshape(*message.shape, 2, layers), -2, 0)
-                shared_s = np.maximum(samples * host_s, pipelines * microbatch * region_s)
-                busy_s[cells] = np.maximum(busy_s[cells], np.maximum(alone_s, shared_s))
-                round_trip_s[cells] += arrival_s
-    return busy_s, round_trip_s
+    message = -(-microbatch // np.maximum(width[:, None], width[None, :]))
+    # Transmission and delivery from each option to each other one, and how long that keeps the busiest link busy; the
+    # way back is the same from the other option.
+    sizes, size = np.unique(message, return_inverse=True)
+    tables = np.stack([_class_messages_s(scenario, tuple(places), each) for each in sizes.tolist()])
+    alone_s, arrival_s = tables[:, 0], tables[:, 1]
+    cells = size.reshape(message.shape), *ends
+    shared_s = np.maximum(
+        host_samples[:, None, None] * links.host_s[ends], pipelines * microbatch * links.region_s[ends]
+    )
+    way_s = np.maximum(alone_s[cells], shared_s)
+    there_s = arrival_s[cells]
+    return np.maximum(way_s, way_s.swapaxes(0, 1)), there_s + there_s.swapaxes(0, 1)
+
+
+class _ClassLinks(NamedTuple):
+    """Times that one sample keeps shared links busy, as of `_class_path`, seconds, [class, class, layers] each."""
+
+    host_s: Floats
+    region_s: Floats
+
+
+@lru_cache(maxsize=1024)
+def _class_links(scenario: Scenario, classes: tuple[DeviceClass, ...]) -> _ClassLinks:
+    nothing = np.zeros((len(classes), len(classes), len(scenario.model.layers)))
+    links = _ClassLinks(nothing, nothing.copy())
+    for one, source in enumerate(classes):
+        for other, target in enumerate(classes):
+            if one != other or source.size > 1:
+                _, links.host_s[one, other], links.region_s[one, other] = _class_path(scenario, source, target)
+    return links
+
+
+@lru_cache(maxsize=1024)
+def _class_messages_s(scenario: Scenario, classes: tuple[DeviceClass, ...], samples: int) -> Floats:
+    """Return the times of `_message_s` between classes, [2, class, class, layers]; 0 from a single device to itself."""
+    times_s = np.zeros((2, len(classes), len(classes), len(scenario.model.layers)))
+    for one, source in enumerate(classes):
+        for other, target in enumerate(classes):
+            if one != other or source.size > 1:
+                times_s[:, one, other] = _message_s(scenario, source, target, samples)
+    return times_s
 
 
 @lru_cache(maxsize=4096)

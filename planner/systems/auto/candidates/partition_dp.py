@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.step.graph import Floats, Ints
+from planner.step.graph import Flags, Floats, Ints
 
 # Relative accuracy of the bisection for the least feasible bound.
 ACCURACY = 0.01
@@ -29,6 +29,9 @@ ACCURACY = 0.01
 # Bounds that are tried, as multiples of the least feasible one. A larger bound may allow fewer stages and thus a
 # shorter round trip, which saves more than the bound costs if there are few microbatches.
 WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
+
+# Relative difference of times that may come from rounding alone.
+_ROUNDING = 1e-9
 
 
 class PartitionCosts(NamedTuple):
@@ -124,45 +127,44 @@ def best_partition(
     options, layers, contexts = costs.compute_s.shape[0], costs.compute_s.shape[2] - 1, costs.next_context.shape[0]
     round_trip_s = np.empty((most_stages + 1, options, contexts, layers))
     next_state = np.empty((most_stages + 1, options, contexts, layers), np.int64)
+    reached = np.empty((most_stages + 1, options, contexts), np.bool_)
     quickest_s = np.zeros(layers)
     for layer in range(layers - 1):
         own_s = (costs.compute_s[:, 0, layer + 1] - costs.compute_s[:, 0, layer]).min()
         quickest_s[layer + 1] = quickest_s[layer] + own_s
     high, low, most_s = limit_s / microbatches, least_s, limit_s - (microbatches - 1) * least_s
     limits = Limits(microbatches, high, most_s, quickest_s, most_sum_s)
-    if _least(costs, limits, round_trip_s, next_state) == np.inf:
+    if not fill(costs, limits, round_trip_s, next_state, reached, True):
         return Partition(np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64))
     while high - low > ACCURACY * high:
         middle, most_s = (low + high) / 2, limit_s - (microbatches - 1) * low
         limits = Limits(microbatches, middle, most_s, quickest_s, most_sum_s)
-        if _least(costs, limits, round_trip_s, next_state) == np.inf:
-            low = middle
-        else:
+        if fill(costs, limits, round_trip_s, next_state, reached, True):
             high = middle
-    best_s, best_bound_s = np.inf, high
+        else:
+            low = middle
+    best_s, best_bound_s, best_trip_s, last_s, stages = np.inf, high, np.inf, -1.0, 0
+    option, first_layer = np.empty(most_stages, np.int64), np.empty(most_stages, np.int64)
     for factor in WIDER:
         bound_s = min(high * factor, limit_s / microbatches)
-        limits = Limits(microbatches, bound_s, most_s, quickest_s, most_sum_s)
-        step_s = (microbatches - 1) * bound_s + _least(costs, limits, round_trip_s, next_state)
-        if step_s < best_s:
-            best_s, best_bound_s = step_s, bound_s
-    limits = Limits(microbatches, best_bound_s, most_s, quickest_s, most_sum_s)
-    fill(costs, limits, round_trip_s, next_state)
-    found_s, start = best_start(round_trip_s, 0, contexts)
-    option, first_layer = np.empty(most_stages, np.int64), np.empty(most_stages, np.int64)
-    stages = unwind(start, next_state, option, first_layer)
-    return Partition(best_bound_s, found_s, option[:stages], costs.cuts[first_layer[:stages]])
+        # Only pipelines with a shorter step count, and no wider bound gives one where this one cannot.
+        shorter_s = (best_s - (microbatches - 1) * bound_s) * (1 + _ROUNDING)
+        if bound_s == last_s or shorter_s < quickest_s[-1]:
+            break
+        last_s = bound_s
+        limits = Limits(microbatches, bound_s, min(most_s, shorter_s), quickest_s, most_sum_s)
+        fill(costs, limits, round_trip_s, next_state, reached, False)
+        trip_s, start = best_start(round_trip_s, reached, 0, contexts)
+        if (microbatches - 1) * bound_s + trip_s < best_s:
+            best_s, best_bound_s, best_trip_s = (microbatches - 1) * bound_s + trip_s, bound_s, trip_s
+            stages = unwind(start, next_state, option, first_layer)
+    return Partition(best_bound_s, best_trip_s, option[:stages], costs.cuts[first_layer[:stages]])
 
 
 @njit(cache=True)
-def _least(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> float:  # pragma: no cover
-    """Call `fill` and return the shortest round trip of a whole pipeline, seconds; infinite if no pipeline fits."""
-    fill(costs, limits, round_trip_s, next_state)
-    return float(best_start(round_trip_s, 0, round_trip_s.shape[2])[0])
-
-
-@njit(cache=True)
-def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
+def best_start(
+    round_trip_s: Floats, reached: Flags, context: int, end_context: int
+) -> tuple[float, int]:  # pragma: no cover
     """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its entry in the tables.
 
     Only entries with contexts ``context`` to ``end_context`` - 1 are considered.
@@ -172,22 +174,27 @@ def best_start(round_trip_s: Floats, context: int, end_context: int) -> tuple[fl
     for number in range(1, stages):
         for option in range(options):
             for place in range(context, end_context):
-                if round_trip_s[number, option, place, 0] < best_s:
+                if reached[number, option, place] and round_trip_s[number, option, place, 0] < best_s:
                     best_s = round_trip_s[number, option, place, 0]
                     start = ((number * options + option) * contexts + place) * layers
     return best_s, start
 
 
 @njit(cache=True)
-def fill(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints) -> None:  # pragma: no cover
-    """Fill two tables, which have an entry for each state, [stages so far, option, context, first layer].
+def fill(
+    costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints, reached: Flags, stops: bool
+) -> bool:  # pragma: no cover
+    """Fill tables, and return whether some whole pipeline keeps the limits; with ``stops``, as soon as one is found.
 
-    An entry of ``round_trip_s`` becomes the shortest round trip of the stages so far, seconds; it is infinite if the
-    state is impossible. An entry of ``next_state`` becomes the flat index of the state without the first of these
-    stages, or -1 if there is only one stage.
+    Two tables have an entry for each state, [stages so far, option, context, first layer]. An entry of ``round_trip_s``
+    becomes the shortest round trip of the stages so far, seconds; it is infinite if the state is impossible. An entry
+    of ``next_state`` becomes the flat index of the state without the first of these stages, or -1 if there is only one
+    stage. ``reached`` tells of which stages, options and contexts there are possible states at all, [stages so far,
+    option, context]: most have none, and then the tables' entries have no meaning.
     """
     tables, options, contexts, layers = round_trip_s.shape
-    round_trip_s[:] = np.inf
+    reached[:] = False
+    is_whole = False
     # Shortest round trip of an option, context and first layer with any number of stages so far. A state with more
     # stages and no shorter round trip is not extended, since stages in front of more stages need at least as much
     # memory.
@@ -202,32 +209,44 @@ def fill(costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state
             if wait_s(costs, option, first, layers, 1, 0.0) > 0:
                 continue
             total_s = time_s + (sum_s if costs.adds_sums else 0.0)
+            if not reached[1, option, costs.first_context[option]]:
+                reached[1, option, costs.first_context[option]] = True
+                round_trip_s[1, option, costs.first_context[option]] = np.inf
             round_trip_s[1, option, costs.first_context[option], first] = total_s
             next_state[1, option, costs.first_context[option], first] = -1
+            is_whole = is_whole or first == 0
     for stages in range(1, tables - 1):
         for option in range(options):
             for context in range(contexts):
+                if not reached[stages, option, context]:
+                    continue
                 for end in range(1, layers):
                     so_far_s = round_trip_s[stages, option, context, end]
                     if so_far_s < least_s[option, context, end]:
                         least_s[option, context, end] = so_far_s
                         here = ((stages * options + option) * contexts + context) * layers + end
-                        _prepend(costs, limits, stages, option, context, end, here, round_trip_s, next_state)
+                        state = (stages, option, context, end, here)
+                        is_whole |= _prepend(costs, limits, state, round_trip_s, next_state, reached)
+                        if is_whole and stops:
+                            return True
+    return is_whole
 
 
 @njit(cache=True)
 def _prepend(
     costs: PartitionCosts,
     limits: Limits,
-    stages: int,
-    option: int,
-    context: int,
-    end: int,
-    here: int,
+    state: tuple[int, int, int, int, int],
     round_trip_s: Floats,
     next_state: Ints,
-) -> None:  # pragma: no cover
-    """Update both tables of `fill` with every stage that can be put in front of the state with flat index ``here``."""
+    reached: Flags,
+) -> bool:  # pragma: no cover
+    """Put every stage that can be in front of a state into the tables of `fill`; return whether one is the first.
+
+    The state is given by its place in the tables and its flat index.
+    """
+    stages, option, context, end, here = state
+    is_whole = False
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
     for front in range(round_trip_s.shape[1]):
         place = costs.next_context[context, option, front]
@@ -249,9 +268,14 @@ def _prepend(
                 continue
             if wait_s(costs, front, first, end, depth, total_s) > limits.bound_s:
                 continue
+            if not reached[stages + 1, front, place]:
+                reached[stages + 1, front, place] = True
+                round_trip_s[stages + 1, front, place] = np.inf
             if total_s < round_trip_s[stages + 1, front, place, first]:
                 round_trip_s[stages + 1, front, place, first] = total_s
                 next_state[stages + 1, front, place, first] = here
+                is_whole = is_whole or first == 0
+    return is_whole
 
 
 @njit(cache=True)

@@ -236,10 +236,18 @@ def _best_pipelines(
     first_layer = np.zeros((len(bounds_s), options + 1, devices), np.int64)
     round_trip_s = np.empty((devices + 1, options, options + 1, layers))
     next_state = np.empty((devices + 1, options, options + 1, layers), np.int64)
+    reached = np.empty((devices + 1, options, options + 1), np.bool_)
     for number, bound_s in enumerate(bounds_s):
-        fill(costs, Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf), round_trip_s, next_state)
+        fill(
+            costs,
+            Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf),
+            round_trip_s,
+            next_state,
+            reached,
+            False,
+        )
         for used in range(1, options + 1):
-            best_s[number, used], start = best_start(round_trip_s, used, used + 1)
+            best_s[number, used], start = best_start(round_trip_s, reached, used, used + 1)
             stages = unwind(start, next_state, subset[number, used], first_layer[number, used])
             subset[number, used, :stages] += 1
     return best_s, subset, first_layer

@@ -97,7 +97,8 @@ def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> Pip
     least = max(1, int(share / (template.microbatch * _WIDEST)))
     most = min(share, int(share / template.microbatch * _WIDEST) + 1)
     widest = max(stage.option.width for stage in template.stages)
-    tried = [_with_microbatch(template, scenario, samples, -(-share // count)) for count in range(least, most + 1)]
+    sizes = dict.fromkeys(-(-share // count) for count in range(least, most + 1))
+    tried = [_with_microbatch(template, scenario, samples, size) for size in sizes]
     able = [each for each in tried if each.microbatch >= widest]
     return min(able or [_with_microbatch(template, scenario, samples, share)], key=lambda each: each.pipeline_s)
 
