@@ -5,10 +5,11 @@ import math
 import numpy as np
 
 from traces.common.errors import InputError
+from traces.common.text import MOST_ROWS
 from traces.trace import FloatArray, LinkTrace
 
-# Writing a trace of so many steps takes half a gigabyte of memory.
-MAXIMUM_STEPS = 1_000_000
+# A file with more would be refused when it is read.
+MAXIMUM_STEPS = MOST_ROWS
 
 
 def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
@@ -22,7 +23,7 @@ def step_edges_s(duration_s: float, step_s: float) -> FloatArray:
         Seconds, shape (steps + 1,), from 0 to exactly ``duration_s``.
 
     Raises:
-        InputError: A length is not positive and finite, or there would be more than `MAXIMUM_STEPS` steps.
+        InputError: A length is not positive and finite, or there would be more than `MAXIMUM_STEPS`.
     """
     for name, value_s in (("duration", duration_s), ("step", step_s)):
         if not (math.isfinite(value_s) and value_s > 0):

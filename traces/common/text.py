@@ -77,6 +77,20 @@ def write_scaled(value: float, power: int) -> str:
     return str(Decimal(repr(value)).scaleb(power))
 
 
+# Rows of a table beyond which its numbers would take gigabytes of memory; more than a month in steps of a second.
+MOST_ROWS = 3_000_000
+
+
+def check_rows(text: str) -> None:
+    """Check the number of lines of a table before any is parsed.
+
+    Raises:
+        InputError: There are more than `MOST_ROWS`.
+    """
+    if (rows := text.count("\n")) > MOST_ROWS:
+        raise InputError(f"there are {rows:,} rows", valid=f"at most {MOST_ROWS:,}: give a part, or longer steps")
+
+
 def check_rising(times_s: Sequence[float], lines: Sequence[int]) -> None:
     """Check that times rise from row to row; ``lines`` are the numbers of the rows' lines.
 

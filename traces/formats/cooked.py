@@ -9,7 +9,7 @@ The writer repeats the last rate in further rows where that rule would not give 
 
 import numpy as np
 
-from traces.common.text import LineError, check_rising, first_line, is_number, parse_scaled, write_scaled
+from traces.common.text import LineError, check_rising, check_rows, first_line, is_number, parse_scaled, write_scaled
 from traces.resample import duration_by_rule_s, merged, starts_lasting
 from traces.trace import LinkTrace
 
@@ -28,6 +28,7 @@ def read(text: str) -> LinkTrace:
     Raises:
         LineError: A row is not two numbers, a rate is negative, or time does not rise.
     """
+    check_rows(text)
     times_s, rates_bps, lines = [], [], []
     for line, row in enumerate(text.splitlines(), start=1):
         fields = row.split()

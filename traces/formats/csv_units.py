@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from traces.common.text import LineError, check_rising, first_line, parse_scaled
+from traces.common.text import LineError, check_rising, check_rows, first_line, parse_scaled
 from traces.resample import duration_by_rule_s
 from traces.trace import LinkTrace
 
@@ -37,6 +37,10 @@ RECORDING_HEADER = 'time_s,bandwidth_mbps,"latency_ms"\n'
 """Header of a file that `traces.probe.recording` appends to; the quotes tell it from other CSV files."""
 
 
+# Rows that are written at a time.
+_PART_ROWS = 100_000
+
+
 def matches(text: str) -> bool:
     """Return whether a text looks like this format: a column of its header names a quantity."""
     return any(cell.lower().startswith(QUANTITIES) for cell in _cells(first_line(text)))
@@ -52,18 +56,19 @@ def read(text: str) -> LinkTrace:
     if text.startswith(RECORDING_HEADER):
         # Text after the last line end is an incomplete row.
         text = text[: text.rindex("\n") + 1]
-    rows = text.splitlines()
-    header_line, *lines = [line for line, row in enumerate(rows, start=1) if row.strip()] or [1]
-    header = _cells(rows[header_line - 1]) if rows else []
-    columns = _parse_header(header, header_line)
+    check_rows(text)
+    # Cells are split row by row, since all of them together take several times the memory of the text.
+    rows = [(line, row) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
+    header_line, first = rows[0] if rows else (1, "")
+    header = _cells(first)
+    columns, rows = _parse_header(header, header_line), rows[1:]
     values: dict[str, list[float]] = {quantity: [] for quantity, _ in columns}
-    for line in lines:
-        # The cells of one row at a time: those of a whole file would take gigabytes.
-        cells = _cells(rows[line - 1])
+    for line, row in rows:
+        cells = _cells(row)
         if len(cells) != len(header):
             valid = f"the header names {len(header)}"
             raise LineError(f"the row has {len(cells)} columns", line=line, valid=valid)
-        is_end = line == lines[-1] and not any(
+        is_end = line == rows[-1][0] and not any(
             cell for (quantity, _), cell in zip(columns, cells, strict=True) if quantity != "time"
         )
         for (quantity, power), cell in zip(columns, cells, strict=True):
@@ -71,21 +76,23 @@ def read(text: str) -> LinkTrace:
                 values[quantity].append(parse_scaled(cell, power, name=quantity, line=line))
     if not values["bandwidth"]:
         raise LineError("no row follows the header", line=header_line, valid="give a time and a rate per row")
-    check_rising(values["time"], lines)
+    check_rising(values["time"], [line for line, _ in rows])
     return _trace(values)
 
 
 def write(trace: LinkTrace) -> str:
     """Write a trace in SI units at full precision, with a row for its end if the reader could not infer the end."""
-    header = ["time_s", "bandwidth_bps"]
-    columns = [trace.times_s.tolist(), trace.bandwidth_bps.tolist()]
+    columns = {"time_s": trace.times_s, "bandwidth_bps": trace.bandwidth_bps}
     if trace.latency_s is not None:
-        header.append("latency_s")
-        columns.append(trace.latency_s.tolist())
-    lines = [",".join(header), *(",".join(map(repr, row)) for row in zip(*columns, strict=True))]
+        columns["latency_s"] = trace.latency_s
+    # In parts, since numbers as Python's objects take several times the memory of the text.
+    parts = [",".join(columns) + "\n"]
+    for first in range(0, len(trace.times_s), _PART_ROWS):
+        values = [column[first : first + _PART_ROWS].tolist() for column in columns.values()]
+        parts.append("".join(",".join(map(repr, row)) + "\n" for row in zip(*values, strict=True)))
     if duration_by_rule_s(trace.times_s) != trace.duration_s:
-        lines.append(",".join([repr(trace.duration_s), *[""] * (len(header) - 1)]))
-    return "\n".join(lines) + "\n"
+        parts.append(repr(trace.duration_s) + "," * (len(columns) - 1) + "\n")
+    return "".join(parts)
 
 
 def _cells(row: str) -> list[str]:

@@ -16,6 +16,9 @@ from traces.trace import LinkTrace
 
 _VALID = "give the output of `iperf3 --client HOST --json`"
 
+# A file with more would be refused when it is read.
+_MOST_INTERVALS = 400_000
+
 
 def matches(text: str) -> bool:
     """Return whether a text looks like this format: a JSON object."""
@@ -47,22 +50,29 @@ def read(text: str) -> LinkTrace:
 
 def write(trace: LinkTrace) -> str:
     """Write a JSON document with the intervals' rates at full precision; the latency is lost."""
+    if len(trace.times_s) > _MOST_INTERVALS:
+        raise InputError(
+            f"iperf3 needs an interval per piece, {len(trace.times_s):,} for this trace",
+            valid=f"at most {_MOST_INTERVALS:,}: write csv or cooked, or a trace of fewer pieces",
+        )
     edges_s = [*trace.times_s.tolist(), trace.duration_s]
     pieces = zip(edges_s, edges_s[1:], trace.bandwidth_bps.tolist(), strict=False)
     intervals = (
-        {
-            "start": start_s,
-            "end": end_s,
-            "seconds": end_s - start_s,
-            "bytes": round((end_s - start_s) * rate_bps / 8),
-            "bits_per_second": rate_bps,
-            "omitted": False,
-        }
+        json.dumps(
+            {
+                "sum": {
+                    "start": start_s,
+                    "end": end_s,
+                    "seconds": end_s - start_s,
+                    "bytes": round((end_s - start_s) * rate_bps / 8),
+                    "bits_per_second": rate_bps,
+                    "omitted": False,
+                }
+            }
+        )
         for start_s, end_s, rate_bps in pieces
     )
-    # One line for each interval, and one interval at a time in memory.
-    lines = ",\n".join(json.dumps({"sum": interval}) for interval in intervals)
-    return f'{{"intervals": [\n{lines}\n]}}\n'
+    return '{"intervals": [\n ' + ",\n ".join(intervals) + "\n]}\n"
 
 
 def _kept_sums(intervals: object) -> list[tuple[str, Mapping[str, object]]]:

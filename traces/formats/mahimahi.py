@@ -18,7 +18,8 @@ from traces.resample import merged
 from traces.trace import LinkTrace
 
 PACKET_BITS = 12_000
-MAXIMUM_LINES = 50_000_000
+# A larger file would be refused when it is read.
+MAXIMUM_LINES = 10_000_000
 
 MillisecondArray = npt.NDArray[np.int64]
 
@@ -62,7 +63,7 @@ def write(trace: LinkTrace) -> str:
     opportunity is at the end of the trace, even after an outage, because it determines the duration.
 
     Raises:
-        InputError: The trace carries nothing, or needs more than 50 million lines.
+        InputError: The trace carries nothing, or needs more than `MAXIMUM_LINES`.
     """
     num_lines = _count_lines(trace)
     return "".join(

@@ -5,7 +5,7 @@ No node is present before the first row, and the trace ends at the time of the l
 
 import re
 
-from traces.common.text import LineError, first_line, parse_scaled
+from traces.common.text import LineError, check_rows, first_line, parse_scaled
 from traces.preemption.trace import NodeChange, PreemptionTrace, first_mistake
 
 MILLISECOND_POWER = -3
@@ -25,6 +25,7 @@ def read(text: str) -> PreemptionTrace:
     Raises:
         LineError: A row is malformed, times fall, a present node is added, or an absent node is removed.
     """
+    check_rows(text)
     changes: list[NodeChange] = []
     lines: list[int] = []
     for line, row in enumerate(text.splitlines(), start=1):

@@ -124,7 +124,7 @@ def test_mahimahi_writes_the_last_opportunity_at_the_end(trace: LinkTrace, stamp
     ("trace", "message"),
     [
         (trace_of([0], [0.0], 10), "carries nothing.*write csv"),
-        (trace_of([0], [1e12], 1), "needs a line per 1500 bytes, 83,333,334.*at most 50,000,000: write csv"),
+        (trace_of([0], [1e12], 1), "needs a line per 1500 bytes, 83,333,334.*at most 10,000,000: write csv"),
     ],
 )
 def test_mahimahi_refuses_what_it_cannot_hold(trace: LinkTrace, message: str) -> None:
