@@ -331,7 +331,7 @@ def _huggingface(entry: ModelEntry, part: Part) -> list[_Layer]:
     return [(layer, part.where("huggingface")) for layer in named]
 
 
-# Planning more would take hours.
+# More than the deepest networks have; the search's tables grow with the square, to gigabytes at several thousand.
 _MOST_LAYERS = 1_000
 
 
