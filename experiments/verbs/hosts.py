@@ -12,6 +12,7 @@ from executor.backend import TorchBackend
 from executor.control.node_agent import run_member
 from executor.core.hosts import Hosts
 from executor.core.job import CheckpointConfig
+from executor.core.timeouts import timeouts
 from executor.deploy.bundle import HostedRun
 from executor.deploy.deployment import Bundle, Deployment, read_bundle, read_deployment
 from executor.deploy.gpus import gpus_of
@@ -162,9 +163,10 @@ def host(folder: Path, name: str, address: str | None, resume: bool, tell: Calla
         tell: Called with lines about the progress.
 
     Raises:
-        InputError: The folder holds no job, or the job has no such host.
+        InputError: The folder holds no job, the job has no such host, or ``ROPEBRIDGE_TIMEOUTS`` is wrong.
         RunError: The run failed.
     """
+    timeouts()
     bundle = read_bundle(folder)
     parts = {part.name: part for part in bundle.hosts.parts}
     find_by_name(name, parts, "host", where=str(folder / "hosts.json"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig, ComputeMode
+from executor.core.timeouts import timeouts
 from experiments.runs.folder import new_folder
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
@@ -27,7 +28,11 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
 
     The backend writes the trained parameters into the folder. ``options`` are further arguments of
     `executor.backend.TorchBackend`.
+
+    Raises:
+        InputError: The variable ``ROPEBRIDGE_TIMEOUTS`` is wrong, which the processes of the run would find one by one.
     """
+    timeouts()
 
     def make(folder: Path | None) -> TorchBackend:
         parameters = folder / PARAMETERS if folder is not None else None
