@@ -201,12 +201,14 @@ def simulate(
     >>> (record.event_frame.kind == "send").sum().item()
     200
     """
-    from experiments.runs.carry_out import bounded, carry_out
+    from experiments.runs.carry_out import bounded, carry_out, check_length
     from sim.simulator import Simulator
 
     count, duration_s = bounded(steps, duration)
     chosen = _scenario(scenario)
-    return carry_out(chosen, _plan(plan, chosen), policy, count, _path(folder), lambda _: Simulator(duration_s))
+    planned = _plan(plan, chosen)
+    check_length(chosen, planned, count, duration_s, on_disk=False)
+    return carry_out(chosen, planned, policy, count, _path(folder), lambda _: Simulator(duration_s))
 
 
 def run(

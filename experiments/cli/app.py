@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from experiments.cli import jobs, plan, run
 from experiments.cli.data import profile_app, traces_app
-from experiments.cli.options import JsonOption, one_of
+from experiments.cli.options import MOST, JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, printable, raise_when_interrupted, say, tell
 from traces.common.errors import InputError, RopebridgeError, unwritable
 
@@ -22,6 +22,9 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 # What is said of a path that cannot be one, wherever a verb looks at it.
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+
+# What is said of a path that is not what a verb needs there, if the verb has not said it itself.
+_WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 _MOST_OF_A_PATH = 200
 
 # The groups of verbs in `--help`, in the order in which a new user needs them.
@@ -102,12 +105,14 @@ def bench(
     count: Annotated[
         int | None,
         typer.Option(
-            "--count", min=1, help="Number of random clusters, of faults' trials or strangers; busy: minutes."
+            "--count", min=1, max=MOST, help="Number of random clusters, of faults' trials or strangers; busy: minutes."
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, help="clusters, faults: seed of the first one; another each time if absent."),
+        typer.Option(
+            "--seed", min=0, max=MOST, help="clusters, faults: seed of the first one; another each time if absent."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -166,19 +171,23 @@ def _tell_usage(error: Any) -> None:
         tell(f"ropebridge: {printable(error.format_message().rstrip('.'))}; see '{command} --help'")
 
 
-def _tell_refusal(error: OSError) -> int:
-    """Say in one line what the operating system has refused, and return the command's exit status."""
+def _tell_of_system(error: OSError) -> int:
+    """Say what the operating system has refused; return the exit status."""
     path = printable(str(error.filename or "a file"))[:_MOST_OF_A_PATH]
+    reason = _reason(error)
     if error.errno in _NO_PATH:
-        tell(f"ropebridge: {path}: this is no path: {error.strerror}; check the words of the command")
-        return 2
-    if full := unwritable(error):
+        tell(f"ropebridge: {path}: this is no path: {reason}; check the words of the command")
+    elif full := unwritable(error):
         tell(f"ropebridge: {printable(full)}")
     elif error.filename is not None:
-        tell(f"ropebridge: {path}: {error.strerror}; check that the path is there and may be used")
+        tell(f"ropebridge: {path} cannot be used: {reason}; check the path and its permissions")
     else:
-        tell(f"ropebridge: the operating system refused: {printable(str(error))[:_MOST_OF_A_PATH]}")
-    return 1
+        tell(f"ropebridge: the operating system refuses: {reason}")
+    return 2 if error.errno in (*_NO_PATH, *_WRONG_PATH) else 1
+
+
+def _reason(error: OSError | MemoryError) -> str:
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
 def main() -> None:
@@ -205,9 +214,9 @@ def main() -> None:
             tell(note)
         sys.exit(1)
     except OSError as error:
-        sys.exit(_tell_refusal(error))
-    except MemoryError:
-        tell("ropebridge: this needs more memory than there is; make the scenario, the trace or the run smaller")
+        sys.exit(_tell_of_system(error))
+    except MemoryError as error:
+        tell(f"ropebridge: the memory does not suffice: {_reason(error)}; ask for less in one command")
         sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import JsonOption, ScenarioArgument, TraceFormatOption
+from experiments.cli.options import MOST, MOST_PROCESSES, JsonOption, ScenarioArgument, TraceFormatOption
 from experiments.runs.console import say, tell
 from traces.common.text import key_and_value
 
@@ -46,7 +46,7 @@ def traces_generate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A preset (lte, satellite, ...) or a generator.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     duration: Annotated[str, typer.Option(help="Length of the trace, with its unit.")] = "600 s",
-    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds make equal traces.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Seed; equal seeds make equal traces.")] = 0,
     step: Annotated[str, typer.Option(help="Length of each interval, with its unit.")] = "1 s",
     to: TraceFormatOption = None,
     parameters: Annotated[
@@ -113,10 +113,14 @@ def model(
     device: Annotated[
         DeviceChoice, typer.Option(help="Where to compute; meta counts operations and measures nothing.")
     ] = DeviceChoice.CPU,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of this machine that will compute at once.")] = 1,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for a rank's share of the cores.")] = 0,
+    ranks: Annotated[
+        int, typer.Option(min=1, max=MOST_PROCESSES, help="Ranks of this machine that will compute at once.")
+    ] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, max=MOST_PROCESSES, help="CPU threads; 0 for a rank's share of the cores.")
+    ] = 0,
     samples: Annotated[str, typer.Option(help="Rising microbatch sizes to measure.")] = "1,2,4,8",
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements in each of six rounds.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Measurements in each of six rounds.")] = 5,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum or adamw.")] = "sgd",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
     split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
@@ -141,7 +145,7 @@ def kind(
     kind: Annotated[str | None, typer.Option(help="Name for this kind of device.", show_default="cpu")] = None,
     device: Annotated[MeasuredChoice, typer.Option(help="The device to measure.")] = MeasuredChoice.CPU,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 for all cores.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, max=MOST_PROCESSES, help="CPU threads; 0 for all cores.")] = 0,
     limit: Annotated[str, typer.Option(help="Longest time to measure; with less, fewer shapes.")] = "2 min",
     as_json: JsonOption = False,
 ) -> None:
@@ -189,8 +193,10 @@ def import_(
         list[str] | None,
         typer.Option("--kind", metavar="[THEIRS=]KIND", help="Kind of device; metis: THEIRS=OURS."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="pipedream: samples of the measured minibatch.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="huggingface: tokens of a sample.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="pipedream: samples of the measured minibatch.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, max=MOST, help="huggingface: tokens of a sample.")] = None,
     output_size: Annotated[
         str | None, typer.Option("--layer-output", help="metis: bytes between layers for a sample, such as '4 MB'.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.options import (
+    MOST,
     AllowNanOption,
     BackupOption,
     CheckpointEveryOption,
@@ -121,9 +122,9 @@ def status(
 def logs(
     job: JobArgument,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Number of the attempt.", show_default="the newest")
+        int | None, typer.Option("--attempt", min=1, max=MOST, help="Number of the attempt.", show_default="the newest")
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of last lines.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=MOST, help="Number of last lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
     server: ServerOption = None,
     token_file: TokenOption = None,

@@ -21,6 +21,8 @@ SCHEDULES = (*("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"), *
 POLICIES = (*("none", "auto", "depth", "deepcee", "cannikin", "cloudless"), *("asteroid-replay", "heavy-rescheduling"))
 # Strategies whose plans a backtest compares policies with. All sum gradients in every step, as policies need it.
 RIVALS = ("auto", "deepcee", "asteroid", "megatron", "pipedream")
+# Largest numbers that options take: more overflows somewhere, or starts more than any machine can run.
+MOST, MOST_PROCESSES = 10**12, 4096
 TARGETS = ("torchrun", "ssh", "slurm", "kubernetes", "skypilot")
 
 
@@ -91,10 +93,7 @@ PolicyOption = Annotated[
         autocompletion=one_of(POLICIES),
     ),
 ]
-# More steps are a typing error, or take days to simulate.
-MOST_STEPS = 10_000_000
-
-StepsOption = Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="Number of training steps.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, max=MOST, help="Number of training steps.")]
 ComputeOption = Annotated[
     ComputeChoice, typer.Option("--compute", help="Train the model, or move its bytes at the profile's pace.")
 ]
@@ -110,12 +109,17 @@ OnThisDeviceOption = Annotated[
 BackupOption = Annotated[
     int,
     typer.Option(
-        "--backup-every", min=0, help="Steps between copies of the state, from which a run goes on without lost ranks."
+        "--backup-every",
+        min=0,
+        max=MOST,
+        help="Steps between copies of the state, from which a run goes on without lost ranks.",
     ),
 ]
 CheckpointEveryOption = Annotated[
     int | None,
-    typer.Option("--checkpoint-every", min=1, help="Steps from one checkpoint to the next.", show_default="10"),
+    typer.Option(
+        "--checkpoint-every", min=1, max=MOST, help="Steps from one checkpoint to the next.", show_default="10"
+    ),
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, with the plan that it had.")
@@ -129,7 +133,14 @@ EngineOption = Annotated[
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Number of points at a time.", show_default="this machine's cores"),
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        max=MOST_PROCESSES,
+        help="Number of points at a time.",
+        show_default="this machine's cores",
+    ),
 ]
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Carry out failed points again.")]
 TraceFormatOption = Annotated[

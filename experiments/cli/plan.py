@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.options import (
-    MOST_STEPS,
+    MOST,
     POLICIES,
     RIVALS,
     BackupOption,
@@ -105,7 +105,7 @@ def simulate(
     policy: PolicyOption = "none",
     backup_every: BackupOption = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, max=MOST_STEPS, help="Number of training steps.", show_default="20")
+        int | None, typer.Option(min=1, max=MOST, help="Number of training steps.", show_default="20")
     ] = None,
     duration: Annotated[
         str | None,
@@ -115,7 +115,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate the training with a plan. Example: ropebridge simulate cloud-edge-end --policy depth."""
-    from experiments.runs.carry_out import bounded, carry_out, present
+    from experiments.runs.carry_out import bounded, carry_out, check_length, present
     from experiments.runs.folder import EVENTS
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from sim.simulator import Simulator
@@ -123,6 +123,7 @@ def simulate(
     count, duration_s = bounded(steps, duration)
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
+    check_length(chosen, planned, count, duration_s, on_disk=True)
 
     with TemporaryDirectory(prefix="ropebridge-simulation-") as temporary:
 

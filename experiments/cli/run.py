@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from experiments.cli.options import (
+    MOST,
     TARGETS,
     AllowNanOption,
     BackupOption,
@@ -167,7 +168,7 @@ def logs(
     name: Annotated[
         str | None, typer.Option("--host", help="Host whose output to show.", show_default="the head's")
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of last lines.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=MOST, help="Number of last lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
 ) -> None:
     """Show what a host of a deployed job has printed. Example: ropebridge logs job-1 --host edge-1 -f."""

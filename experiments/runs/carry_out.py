@@ -13,6 +13,7 @@ from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
 from planner.systems.registry import make_policy
 from traces.common.errors import InputError
 from traces.common.units import number_text, parse_duration_s, size_text
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # Number of training steps of a run if neither steps nor a duration is given.
 DEFAULT_STEPS = 20
+
+# Most events of a simulation: about 0.8 GiB in memory, or about 2 GB on the disk and an hour of simulating.
+_MOST_ROWS_IN_MEMORY, _MOST_ROWS_ON_DISK = 2_000_000, 100_000_000
 
 
 def carry_out(
@@ -81,6 +85,37 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
     if not duration_s > 0:
         raise InputError(f"{duration_s:g} s is not allowed", where="--duration", valid="give more than 0 s")
     return sys.maxsize, duration_s
+
+
+def check_length(scenario: Scenario, plan: Plan, steps: int, duration_s: float, *, on_disk: bool) -> None:
+    """Check that a simulation has no more events than memory or disk hold.
+
+    Args:
+        scenario: Scenario of the simulation.
+        plan: Plan that is simulated, already checked.
+        steps: Limit on the number of steps.
+        duration_s: Limit on the simulated time, seconds.
+        on_disk: Whether events are written to a run folder, instead of kept in memory.
+
+    Raises:
+        InputError: There would be too many events.
+    """
+    rows = 2 * sum(
+        len(pipeline.microbatches) * (sum(len(stage.replicas) for stage in pipeline.stages) + len(pipeline.stages) - 1)
+        for pipeline in plan.pipelines
+    )
+    most = _MOST_ROWS_ON_DISK if on_disk else _MOST_ROWS_IN_MEMORY
+    if rows * steps <= most:
+        return
+    # The steps of a duration, at the declared rates of links: an estimate suffices.
+    step_s = step_time_s(plan, scenario)
+    simulated = min(float(min(steps, sys.maxsize)), duration_s / step_s if step_s > 0 else math.inf)
+    if rows * simulated > most:
+        raise InputError(
+            f"{simulated:.4g} steps of {rows:,} actions and messages make {rows * simulated:.2g} events",
+            valid=f"{_MOST_ROWS_IN_MEMORY:,} are possible in memory, {_MOST_ROWS_ON_DISK:,} in a run folder (-o): "
+            f"simulate {most // rows:,} steps or fewer",
+        )
 
 
 def present(record: RunRecord, as_json: bool) -> str:

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.runs.carry_out import bounded
+from experiments.runs.carry_out import bounded, check_length
 from experiments.runs.scenario import Ordering, choose_plan
 from experiments.sweep.definition import PLAN, SETTINGS, run_length, scenario_path, setting_text, user_file
 from experiments.sweep.outcomes import FAILED, OK, Outcome, OutcomeLog
@@ -84,6 +84,7 @@ class PointTask:
         )
         policy = make_policy(_name_or_file(settings, "policy", self.folder) or "none", scenario)
         steps, duration_s = bounded(*run_length(settings))
+        check_length(scenario, plan, steps, duration_s, on_disk=False)
         return point_metrics(Simulator(duration_s).run(scenario, plan, policy, steps))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.runs.carry_out import check_length
 from experiments.runs.scenario import choose_plan
 from experiments.sweep.backtest.windows import Window, window_of
 from experiments.sweep.definition import user_file
@@ -79,6 +80,7 @@ class BacktestTask:
             plan = _first_plan(self, values[TRACE], values[START])
             # Not `actual`: a policy must not know the trace.
             policy = make_policy(self._name_or_file("policy", name), window.known)
+        check_length(window.actual, plan, sys.maxsize, self.window_s, on_disk=False)
         return window_metrics(Simulator(self.window_s).run(window.actual, plan, policy, sys.maxsize), self.window_s)
 
     def first_plan(self, known: Scenario) -> Plan:
