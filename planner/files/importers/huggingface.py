@@ -13,7 +13,10 @@ from typing import Any
 from planner.files.importers import read_bytes
 from planner.files.importers.transformer import TransformerShape
 from planner.files.importers.vision import VisionShape
-from traces.common.errors import InputError, unknown_name
+from traces.common.errors import InputError, shown, unknown_name
+
+# Largest width, vocabulary or count of a model.
+_MOST = 10**9
 
 # The keys of most families, by the fields of `TransformerShape`.
 _USUAL = {
@@ -61,10 +64,9 @@ class _Config:
         value = self._values.get(key)
         if value is None:
             return otherwise
-        if type(value) is not int or value < 1:
-            raise InputError(
-                f"{key}: {value!r} is not allowed", where=self._where, valid="give a whole number above zero"
-            )
+        if type(value) is not int or not 1 <= value <= _MOST:
+            valid = f"give a whole number above zero, {_MOST:,} at most"
+            raise InputError(f"{key}: {shown(value)} is not allowed", where=self._where, valid=valid)
         return value
 
     def count(self, key: str, otherwise: int) -> int:

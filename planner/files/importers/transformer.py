@@ -28,6 +28,9 @@ from planner.scenario.roofline import LayerWork
 from planner.scenario.sharding import Sharding
 from traces.common.errors import InputError
 
+# With embedding and head, as many layers as a model may have.
+_MOST_BLOCKS = 998
+
 _NUMBER_BYTES = 4
 _TOKEN_BYTES = 8
 
@@ -101,6 +104,8 @@ class TransformerShape:
         for name, count in counts.items():
             if count < 1:
                 raise InputError(f"{name}: {count} is not allowed", valid="give a number above zero")
+        if self.blocks > _MOST_BLOCKS:
+            raise InputError(f"{self.blocks:,} blocks are too many", valid=f"{_MOST_BLOCKS:,} are possible")
         if self.heads % self.key_value_heads or not 1 <= self.active_experts <= self.experts:
             raise InputError(
                 f"{self.heads} heads with {self.key_value_heads} key-value heads, or {self.active_experts} of "

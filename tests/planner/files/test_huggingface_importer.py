@@ -179,6 +179,11 @@ def test_work_is_two_operations_for_a_parameter_and_token_and_attention(tmp_path
         ([], "the file has no key 'model_type'"),
         ({"model_type": "gpt2", "n_embd": 8}, "missing: vocab_size, n_layer, n_head, n_positions"),
         ({**GPT2, "n_embd": "wide"}, "n_embd: 'wide' is not allowed; give a whole number above zero"),
+        (
+            {**GPT2, "n_embd": 10**30},
+            "n_embd: 1000000000000000000000000000000 is not allowed; give a whole number above",
+        ),
+        ({**GPT2, "n_layer": 10**6}, "1,000,000 blocks are too many; 998 are possible"),
         ({**GPT2, "n_embd": 0}, "n_embd: 0 is not allowed; give a whole number above zero"),
         ({**VIT, "patch_size": 15}, "patches of 15 pixels do not fill an image of 224"),
         ({**VIT, "id2label": ["cat"]}, "id2label: ['cat'] is not allowed; give an object with entries"),
