@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.attacks.documents import Drawing, grafted
+from tests.attacks.extremes import spoiled_extremely, spoiled_table, with_extreme_option
 from tests.attacks.forking import MOST_BYTES, MOST_CPU_S, Done, Forker
 from tests.attacks.mutations import TEXTS, replace_file, spoiled_text, spoiled_values
 from tests.attacks.seeds import COMMANDS, Command, seeds_are_valid, write_seeds
@@ -81,7 +82,9 @@ def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str
     name = random.choice(command.spoiled)
     path, way = (
         folder / name,
-        random.choice(("values", "values", "drawn", "drawn", "text", "text", "file", "arguments")),
+        random.choice(
+            ("values", "drawn", "drawn", "text", "text", "file", "arguments", "option", "extreme", "extreme", "extreme")
+        ),
     )
     if way == "file":
         here = Path.cwd()
@@ -97,11 +100,18 @@ def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str
         texts = [text.replace("\0", "") for text in TEXTS if not text.startswith(("/", "~", ".."))]
         words[place] = random.choice(("-o", "--steps", ".", "small.yaml", "run", "999999999", *texts))
         return words, f"argument {place} is {words[place][:80]!r}"
+    if way == "option":
+        words = with_extreme_option(command.arguments, random)
+        return words, f"option {words[-2:]!r}"
     kind = SCHEMA_OF.get(name)
     if way == "drawn" and kind is not None:
         text = path.read_text()
         document = grafted(yaml.safe_load(text), Drawing(kind, random).document(), random)
         path.write_text(json.dumps(document) if name.endswith(".json") else yaml.safe_dump(document, sort_keys=False))
+    elif way == "extreme":
+        content = path.read_bytes()
+        is_tree = path.suffix in (".yaml", ".json")
+        path.write_bytes(spoiled_extremely(content, name, random) if is_tree else spoiled_table(content, random))
     elif way in ("values", "drawn") and path.suffix in (".yaml", ".json"):
         path.write_bytes(spoiled_values(path.read_bytes(), name, random))
     else:
