@@ -19,9 +19,9 @@ def test_the_variable_changes_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{", "is not JSON"),
         ("[1]", "is not a JSON object"),
         ('{"stoped_s": 1}', "did you mean 'stopped_s'"),
-        ('{"stopped_s": "1"}', "stopped_s is 1; give seconds"),
-        ('{"stopped_s": 1e999}', "stopped_s is inf"),
-        ('{"stopped_s": -1}', "stopped_s is -1"),
+        ('{"stopped_s": "1"}', 'stopped_s: "1" is not a number'),
+        ('{"stopped_s": 1e999}', "stopped_s: inf is out of range"),
+        ('{"stopped_s": -1}', "stopped_s: -1 is out of range"),
     ],
 )
 def test_a_wrong_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str, problem: str) -> None:

@@ -1,6 +1,5 @@
 """Wrong input through the real command: exit status 2, one message, no traceback, nothing half-written."""
 
-import errno
 import json
 import subprocess
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-import experiments.cli.app
 from tests.helpers.processes.command import COMMAND, ropebridge
 
 SCENARIO = """
@@ -471,52 +469,6 @@ def test_a_plan_that_cannot_be_written_to_both_places_is_written_to_none(missing
         tmp_path / "absent" / "file",
     ]
     assert_refused(arguments, tmp_path, "absent/file: the folder", "does not exist; create it first")
-
-
-@pytest.mark.parametrize("limit", [("--steps", "999999999"), ("--duration", "99999999 h")])
-def test_a_simulation_of_more_events_than_memory_holds_is_refused(limit: tuple[str, str], tmp_path: Path) -> None:
-    command = ["simulate", write(tmp_path), "--strategy=megatron", *limit]
-    assert_refused(
-        command, tmp_path, "24 actions and messages make", "100,000,000 in a run folder", "83,333 steps or fewer"
-    )
-    assert_refused([*command, "-o", tmp_path / "run"], tmp_path, "4,166,666 steps or fewer")
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (MemoryError("Unable to allocate 3 GiB"), 1, "the memory does not suffice: Unable to allocate 3 GiB"),
-        (PermissionError(errno.EACCES, "Permission denied", "a/b"), 2, "a/b cannot be used: Permission denied; check"),
-        (OSError(errno.EMFILE, "Too many open files"), 1, "the operating system refuses: Too many open files"),
-    ],
-)
-def test_what_the_system_refuses_is_told_in_one_line(
-    error: Exception, status: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(standalone_mode: bool) -> None:
-        raise error
-
-    monkeypatch.setattr(experiments.cli.app, "app", refuse)
-    done = ropebridge("traces")
-    assert (done.returncode, len(done.stderr.splitlines())) == (status, 1)
-    assert done.stderr.startswith(f"ropebridge: {said}")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is not JSON"),
-        ('{"recv": 1}', "did you mean 'recv_s'"),
-        ('{"recv_s": "1"}', "is not a number"),
-        ('{"recv_s": 1e300}', "864,000 s or less"),
-    ],
-)
-def test_wrong_timeouts_are_refused_before_a_run(
-    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", text)
-    command = ["run", write(tmp_path), "--strategy=megatron", "--compute=paced", "-o", tmp_path / "run"]
-    assert_refused(command, tmp_path, "the environment variable ROPEBRIDGE_TIMEOUTS", said)
 
 
 @pytest.mark.parametrize("verb", ["plan", "simulate"])
