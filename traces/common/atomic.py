@@ -129,16 +129,8 @@ def scratch_folder() -> Iterator[Path]:
     """Yield a folder for temporary files of this process, and remove it after the block.
 
     Folders that killed processes of this user have left there are removed too.
-
-    Raises:
-        RunError: No folder for temporary files can be written.
     """
-    try:
-        place = Path(tempfile.gettempdir())
-    except FileNotFoundError as error:
-        advice = "make room, or set TMPDIR to a folder that can be written"
-        raise RunError(f"temporary files cannot be written: {error.strerror}; {advice}") from error
-    with passing_folder(place, "ropebridge-", mode=0o700) as folder:
+    with passing_folder(Path(tempfile.gettempdir()), "ropebridge-", mode=0o700) as folder:
         try:
             yield folder
         finally:

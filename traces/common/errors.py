@@ -58,11 +58,15 @@ class RunError(RopebridgeError):
 # What a full or read-only disk says; and how libraries that are written in Rust say it, with the same numbers.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _IN_RUST = re.compile(r"\(os error (\d+)\)")
+# How Python's tempfile says that none of the folders that it has tried can be written.
+_NO_TEMPORARY = "No usable temporary directory"
 _MOST_OF_A_PATH = 200
 
 
 def unwritable(error: BaseException) -> str:
     """Return what to say of an error that a full or read-only disk has caused; an empty string for any other one."""
+    if isinstance(error, FileNotFoundError) and _NO_TEMPORARY in str(error):
+        return "temporary files cannot be written; make room, or set TMPDIR to a folder that can be written"
     found = _IN_RUST.search(str(error))
     number = error.errno if isinstance(error, OSError) else int(found[1]) if found is not None else None
     if number not in _NO_ROOM:

@@ -28,6 +28,8 @@ def test_a_full_disk_is_known_by_its_number() -> None:
     assert unwritable(full) == "a file cannot be written: No space left on device; make room, or choose another place"
     assert unwritable(OSError(errno.EROFS, "", "/x")).startswith("/x cannot be written: Read-only file system;")
     assert "File too large" in unwritable(RuntimeError("I/O error: File too large (os error 27)"))
+    nowhere = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert unwritable(nowhere).startswith("temporary files cannot be written; make room")
     assert unwritable(FileNotFoundError(errno.ENOENT, "")) == unwritable(RuntimeError("(os error 2)")) == ""
 
 
