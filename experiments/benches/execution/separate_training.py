@@ -21,11 +21,13 @@ from experiments.models.characters import build
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import measure
+from planner.scenario.cluster import Cluster, Device
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import LearningRateSchedule, Optimizer
 
 MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
+HUB = "hub"
 _SAMPLES, _QUICK_STEPS, _STEPS, _SEEDS = 32, 300, 1000, 3
 _LEARNING_RATE = 0.002
 
@@ -41,6 +43,9 @@ METHODS: Mapping[str, Synchronisation] = {
     "streaming, 50 steps": Synchronisation("diloco-streaming", interval_steps=50, outer=_STREAMS),
     "streaming, 50 steps, int4": Synchronisation(
         "diloco-streaming", interval_steps=50, outer=replace(_STREAMS, compression="int4")
+    ),
+    "decoupled, 50 steps": Synchronisation(
+        "diloco-decoupled", interval_steps=50, outer=replace(_STREAMS, quorum=1, syncers=(HUB,))
     ),
     "diloco, 10 steps, 2 % int4, no momentum": Synchronisation(
         "diloco",
@@ -94,7 +99,7 @@ def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
 
 
 def character_scenario(seed: int, steps: int, samples: int) -> Scenario:
-    """Return the scenario of two devices that train the model for so many steps of so many samples."""
+    """Return the scenario of two devices that train the model, for so many steps of so many samples, and of a hub."""
     code = ModelCode(MODEL_FILE, {})
     # The times are never used: the plan is written by hand.
     unused = TimeTable((1,), (0.01,), (0.01,), (0.01,))
@@ -102,7 +107,12 @@ def character_scenario(seed: int, steps: int, samples: int) -> Scenario:
     schedule = LearningRateSchedule("cosine", warmup_steps, steps - warmup_steps, final_share=0.1)
     rule = Optimizer("adamw", _LEARNING_RATE, schedule=schedule)
     scenario = trained_scenario(profile_of(code, dict.fromkeys(TWO_DEVICES, unused)), code, samples, rule)
-    return replace(scenario, training=replace(scenario.training, seed=seed))
+    first = scenario.cluster.links[0]
+    ends = [(device.region, f"region-{HUB}") for device in scenario.cluster.devices]
+    links = (replace(first, source=one, target=other) for pair in ends for one, other in (pair, pair[::-1]))
+    hub = Device(HUB, HUB, f"region-{HUB}", 2**36)
+    cluster = Cluster((*scenario.cluster.devices, hub), (*scenario.cluster.links, *links))
+    return replace(scenario, cluster=cluster, training=replace(scenario.training, seed=seed))
 
 
 def held_out_loss(parameters: Mapping[str, torch.Tensor]) -> float:

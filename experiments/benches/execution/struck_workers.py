@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from experiments.benches.execution.separate_training import character_scenario, held_out_loss
+from experiments.benches.execution.separate_training import HUB, character_scenario, held_out_loss
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep
@@ -27,7 +27,6 @@ from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 
 _WORKERS = ("west", "east", "north", "south")
-_HUB = "hub"
 _SAMPLES = 8
 _STEP_S = 0.25
 
@@ -48,7 +47,7 @@ _HOW = Synchronisation(
     "diloco-decoupled",
     interval_steps=20,
     outer=OuterStep(
-        fragments=3, pattern="strided", overlap_steps=2, mixing=0.5, quorum=2, grace_s=_STEP_S, syncers=(_HUB,)
+        fragments=3, pattern="strided", overlap_steps=2, mixing=0.5, quorum=2, grace_s=_STEP_S, syncers=(HUB,)
     ),
 )
 
@@ -141,7 +140,7 @@ def _case(seed: int, steps: int, faults: Sequence[Fault]) -> tuple[Scenario, Pla
     model = replace(
         scenario.model, layers=tuple(replace(layer, times={"worker": table}) for layer in scenario.model.layers)
     )
-    names = (*_WORKERS, _HUB)
+    names = (*_WORKERS, HUB)
     devices = tuple(Device(name, "worker", f"region-{name}", 2**36) for name in names)
     regions = [device.region for device in devices]
     links = tuple(Link(a, b, 1e9, 0.0) for a in regions for b in regions if a != b)
