@@ -174,9 +174,13 @@ def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[
 
 
 def is_recorded(checkpoints: Path, steps: int) -> bool:
-    """Return whether an attempt at a run has left the rows and losses of all its steps up to step ``steps``."""
+    """Return whether an attempt at a run has left the rows and losses of all its steps up to step ``steps``.
+
+    Of pipelines at their own speed this is not known.
+    """
     try:
-        return any(_kept(_folders(checkpoints.resolve() / _RECORD), steps, ()))
+        kept = _kept(_folders(checkpoints.resolve() / _RECORD), steps, ())
+        return any(not attempt.plan.synchronisation.is_decoupled for attempt in kept)
     except _DAMAGES:
         return False
 
