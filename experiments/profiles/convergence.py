@@ -217,7 +217,7 @@ def _run(each: LossRunEntry, entry: ConvergenceEntry) -> tuple[_Case, LossCurve]
 def _write(output: Path, scenario: Scenario, task: str, runs: Mapping[_Case, LossCurve], law: LossLaw | None) -> None:
     rows: list[dict[str, Any]] = []
     for case, curve in runs.items():
-        settings = {key: each for key, each in plain(case.mode).items() if key not in ("global_batch", "density")}
+        settings = {key: each for key, each in plain(case.mode).items() if key != "global_batch"}
         rows.append({**settings, "seed": case.seed, "steps": list(curve.steps), "losses": list(curve.losses)})
     document = {
         "version": CONVERGENCE_VERSION,

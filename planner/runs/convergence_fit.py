@@ -23,6 +23,8 @@ from traces.common.errors import InputError
 # batch ten times the largest one. Means are found from the runs; these are standard deviations.
 _DEVIATIONS = (1.0, 1.0, 0.7, 2.0)
 _EXPONENT = 0.35
+# Short runs of small models differ by so much more from published prices than these differ from each other.
+_WIDENED = 3.0
 
 # The fit takes this many losses of a run, at equal ratios of steps, after the first tenth of the run. Together they
 # count as one: the losses of a run go up and down together.
@@ -126,7 +128,7 @@ def _prior(curves: Sequence[LossCurve]) -> tuple[Floats, Floats]:
     shape = (math.log(lowest / 2), math.log(lowest / 2), math.log(_EXPONENT), -math.log(10 * batch))
     assert len(shape) == len(SHAPE)
     mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE)])
-    return mean, np.array([*_DEVIATIONS, *(each for _, each in PRIOR_PRICE)])
+    return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,7 @@ class LossReport:
             return ["statistics and network: no other method reaches the loss sooner than sums in every step"]
         steps, before = best.steps, summed.steps
         per_cent = 100 * (steps.expected / before.expected - 1)
-        waits_s = best.step_s - best.inner_s
+        waits_s = max(0.0, best.step_s - best.inner_s)
         return [
             f"statistics: {number_text(steps.expected)} steps instead of {number_text(before.expected)} with sums of "
             f"gradients in every step ({per_cent:+.1f} %), at a loss {100 * (self.goal.law.price(best.mode) - 1):+.2f} "

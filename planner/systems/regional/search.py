@@ -191,7 +191,7 @@ class _Search:
         outer: OuterStep,
     ) -> Iterator[LossPlan]:
         batch, workers = base.global_batch, len(base.pipelines)
-        mode = TrainingMode(method, batch, workers, interval, outer.fragments, outer.compression, outer.density)
+        mode = TrainingMode(method, batch, workers, interval, outer.fragments, outer.compression)
         if not self._goal.law.covers(mode):
             return
         if method == _STREAMING:
