@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from planner.cost.layers import LayerTable, launches_s, layer_table, range_memory
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
@@ -156,24 +157,47 @@ def boundary_costs(
     places = {each: place for place, each in enumerate(dict.fromkeys(option.device_class for option in options))}
     links = _class_links(scenario, tuple(places))
     place = np.array([places[option.device_class] for option in options])
-    ends = place[:, None], place[None, :]
     width = np.array([option.width for option in options])
     # Assumption: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
     message = -(-microbatch // np.maximum(width[:, None], width[None, :]))
-    # Transmission and delivery from each option to each other one, and how long that keeps the busiest link busy; the
-    # way back is the same from the other option.
     sizes, size = np.unique(message, return_inverse=True)
     tables = np.stack([_class_messages_s(scenario, tuple(places), each) for each in sizes.tolist()])
-    alone_s, arrival_s = tables[:, 0], tables[:, 1]
-    cells = size.reshape(message.shape), *ends
-    shared_s = np.maximum(
-        host_samples[:, None, None] * links.host_s[ends], pipelines * microbatch * links.region_s[ends]
+    return _both_ways(
+        tables, size.reshape(message.shape), place, links.host_s, links.region_s, host_samples, pipelines * microbatch
     )
-    way_s = np.maximum(alone_s[cells], shared_s)
-    there_s = arrival_s[cells]
-    return np.maximum(way_s, way_s.swapaxes(0, 1)), there_s + there_s.swapaxes(0, 1)
+
+
+@njit(cache=True)
+def _both_ways(
+    tables_s: Floats, size: Ints, place: Ints, host_s: Floats, region_s: Floats, host_samples: Ints, samples: int
+) -> tuple[Floats, Floats]:  # pragma: no cover
+    """Return the results of `boundary_costs`, in one pass, since arrays of all pairs of options are large.
+
+    Args:
+        tables_s: Times of `_class_messages_s` for each size of message, [sizes, 2, class, class, layers].
+        size: Index of the size of messages between two options, [options, options].
+        place: Index of each option's class, [options].
+        host_s: As of `_ClassLinks`.
+        region_s: As of `_ClassLinks`.
+        host_samples: Samples of a microbatch on all devices of a host, [options].
+        samples: Samples of the microbatches of all pipelines.
+    """
+    options, layers = len(place), host_s.shape[2]
+    busy_s, round_trip_s = np.empty((options, options, layers)), np.empty((options, options, layers))
+    for front in range(options):
+        for rear in range(front + 1):
+            one, other, number = place[front], place[rear], size[front, rear]
+            for layer in range(layers):
+                there_s = max(host_samples[front] * host_s[one, other, layer], samples * region_s[one, other, layer])
+                back_s = max(host_samples[rear] * host_s[other, one, layer], samples * region_s[other, one, layer])
+                there_s = max(there_s, tables_s[number, 0, one, other, layer])
+                back_s = max(back_s, tables_s[number, 0, other, one, layer])
+                both_s = tables_s[number, 1, one, other, layer] + tables_s[number, 1, other, one, layer]
+                busy_s[front, rear, layer] = busy_s[rear, front, layer] = max(there_s, back_s)
+                round_trip_s[front, rear, layer] = round_trip_s[rear, front, layer] = both_s
+    return busy_s, round_trip_s
 
 
 class _ClassLinks(NamedTuple):
