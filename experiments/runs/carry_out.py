@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Number of training steps of a run if neither steps nor a duration is given.
 DEFAULT_STEPS = 20
 
-# Most events of a simulation: about 0.8 GiB in memory, or about 2 GB on the disk and an hour of simulating.
-_MOST_ROWS_IN_MEMORY, _MOST_ROWS_ON_DISK = 2_000_000, 100_000_000
+# Most events of a simulation: about 1 GiB in memory, or about 2 GB on the disk and an hour of simulating.
+_MOST_ROWS_IN_MEMORY, _MOST_ROWS_ON_DISK = 3_000_000, 100_000_000
 
 
 def carry_out(
@@ -95,7 +95,7 @@ def check_length(scenario: Scenario, plan: Plan, steps: int, duration_s: float, 
         plan: Plan that is simulated, already checked.
         steps: Limit on the number of steps.
         duration_s: Limit on the simulated time, seconds.
-        on_disk: Whether events are written to a run folder, instead of kept in memory.
+        on_disk: Whether events are written to the disk, instead of kept in memory.
 
     Raises:
         InputError: There would be too many events.
@@ -113,8 +113,7 @@ def check_length(scenario: Scenario, plan: Plan, steps: int, duration_s: float, 
     if rows * simulated > most:
         raise InputError(
             f"{simulated:.4g} steps of {rows:,} actions and messages make {rows * simulated:.2g} events",
-            valid=f"{_MOST_ROWS_IN_MEMORY:,} are possible in memory, {_MOST_ROWS_ON_DISK:,} in a run folder (-o): "
-            f"simulate {most // rows:,} steps or fewer",
+            valid=f"at most {most:,} are possible here: simulate {most // rows:,} steps or fewer",
         )
 
 
