@@ -43,6 +43,9 @@ WORST_KEPT, WORST_OF_PARTITION = 1.3, 2.0
 # Share by which the samples of a template are varied around the number that is in proportion to its speed.
 _AROUND = 0.2
 
+# Multiples of a template's pipelines up to the batch of which those around the number are tried.
+_MOST_MULTIPLES = 4096
+
 # Microbatch size, in samples, at which the speeds of device classes are compared.
 _SAMPLES = 4
 
@@ -212,13 +215,15 @@ def _balanced(templates: Sequence[PipelineTemplate], scenario: Scenario) -> Pipe
     """Return the mix of templates with the batch divided so that the slowest template is as fast as possible.
 
     The batch is first divided in proportion to speed. Then each template but the last is tried with every multiple of
-    its number of pipelines that is close enough (`_AROUND`); the last template takes the samples that remain.
+    its number of pipelines that is close enough (`_AROUND`), in a large batch with `_MOST_MULTIPLES` of them; the last
+    template takes the samples that remain.
     """
     batch = scenario.training.global_batch
     shares = _divided(batch, [each.samples / each.pipeline_s for each in templates])
     best = _with_samples(templates, shares, scenario)
     for index, template in enumerate(templates[:-1]):
-        multiples = range(template.pipelines, template.pipelines * (batch // template.pipelines), template.pipelines)
+        stride = template.pipelines * -(-batch // (template.pipelines * _MOST_MULTIPLES))
+        multiples = range(template.pipelines, template.pipelines * (batch // template.pipelines), stride)
         for samples in (each for each in multiples if abs(each / shares[index] - 1) < _AROUND):
             rest = batch - samples - sum(each.samples for at, each in enumerate(best[:-1]) if at != index)
             if rest >= templates[-1].pipelines:

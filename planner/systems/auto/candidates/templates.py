@@ -8,6 +8,7 @@ The first factor is the time that the slowest stage or link takes for one microb
 is the time from a microbatch's first forward to its last backward.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -97,10 +98,18 @@ def retimed(template: PipelineTemplate, scenario: Scenario, samples: int) -> Pip
     least = max(1, int(share / (template.microbatch * _WIDEST)))
     most = min(share, int(share / template.microbatch * _WIDEST) + 1)
     widest = max(stage.option.width for stage in template.stages)
-    sizes = dict.fromkeys(-(-share // count) for count in range(least, most + 1))
-    tried = [_with_microbatch(template, scenario, samples, size) for size in sizes]
+    tried = [_with_microbatch(template, scenario, samples, size) for size in _sizes(share, least, most)]
     able = [each for each in tried if each.microbatch >= widest]
     return min(able or [_with_microbatch(template, scenario, samples, share)], key=lambda each: each.pipeline_s)
+
+
+def _sizes(share: int, least: int, most: int) -> Iterator[int]:
+    """Yield each size of the largest microbatch once, if ``share`` samples are divided into least to most of them."""
+    count = least
+    while count <= most:
+        size = -(-share // count)
+        yield size
+        count = -(-share // (size - 1)) if size > 1 else most + 1
 
 
 def _with_microbatch(template: PipelineTemplate, scenario: Scenario, samples: int, microbatch: int) -> PipelineTemplate:
