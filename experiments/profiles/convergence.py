@@ -24,7 +24,7 @@ from planner.files.documents import plain
 from planner.files.training import CONVERGENCE_VERSION, ConvergenceEntry, LossRunEntry, read_convergence
 from planner.plan.microbatches import even_cut
 from planner.plan.outer_step import OUTER_COMPRESSIONS
-from planner.plan.plan import OUTER_METHODS, Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.convergence import CONFIDENCE, TERMS, LossLaw, TrainingMode
@@ -122,7 +122,7 @@ def _cases(config: ConvergenceConfig, scenario: Scenario) -> Iterator[_Case]:
     methods = [name for each in config.methods.split(",") if (name := each.strip())]
     compressions = [name for each in config.compressions.split(",") if (name := each.strip())]
     for method in methods:
-        find_by_name(method, dict.fromkeys(OUTER_METHODS), "method", where="--methods")
+        find_by_name(method, dict.fromkeys(("diloco", _STREAMING)), "method", where="--methods")
     for each in compressions:
         find_by_name(each, dict.fromkeys(OUTER_COMPRESSIONS), "compression", where="--compressions")
     workers, intervals = rising_numbers(config.workers, "--workers"), rising_numbers(config.intervals, "--intervals")

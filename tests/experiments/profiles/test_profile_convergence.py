@@ -66,6 +66,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         (("two-regions", "-o", tmp_path / "loss.yaml"), "does not end in .json"),
         (("two-regions", "-o", tmp_path / "loss.json", "--workers", "1,2"), "--workers: '1,2' is not allowed"),
         (("two-regions", "-o", tmp_path / "loss.json", "--methods", "asgd"), "--methods"),
+        (("two-regions", "-o", tmp_path / "loss.json", "--methods", "diloco-decoupled"), "--methods"),
         (("two-regions", "-o", tmp_path / "loss.json", "--intervals", "200"), "--intervals"),
     ):
         done = ropebridge("profile", "convergence", *options)
