@@ -290,7 +290,7 @@ def test_workers_that_die_cost_no_other_point(undisturbed_long: list[dict[str, A
 
 
 def test_a_point_that_is_the_death_of_its_workers_has_failed(tmp_path: Path) -> None:
-    text = "scenario: two-regions\nstrategy: megatron\nparameters:\n  steps: {grid: [3, 900000, 4, 5]}\n"
+    text = "scenario: two-regions\nstrategy: megatron\nparameters:\n  steps: {grid: [3, 60000, 4, 5]}\n"
     path = write(tmp_path, text)
     logs = tmp_path / "out" / "log"
     with started(["sweep", str(path), "-o", str(tmp_path / "out"), "-j", "2"], tmp_path) as (process, mark):
