@@ -140,7 +140,7 @@ def _check_actions(pipeline: Pipeline, where: str) -> None:
     for worker, order in enumerate(pipeline.orders):
         for position, action in enumerate(order):
             place = f"{where}[{worker}][{position}]"
-            if action.stage >= stages or action.microbatch >= microbatches:
+            if not (0 <= action.stage < stages and 0 <= action.microbatch < microbatches):
                 raise InputError(
                     f"action {action} is of a stage or microbatch that does not exist",
                     where=place,

@@ -89,7 +89,7 @@ def _layer_bytes(scenario: Scenario, degree: int) -> tuple[Floats, Floats, Float
 
 
 # Of a model with a thousand layers, each of the arrays takes 8 MB.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def range_memory(
     scenario: Scenario, samples: int, degree: int = 1, *, recompute: bool = False
 ) -> tuple[Floats, Floats]:

@@ -229,12 +229,13 @@ _MOST_NEAR, _NEAR = 60, 1.15
 # for slower than evaluated by this factor.
 _DYNAMIC, _ROUNDING = 1.05, 1e-9
 
-# Strategies whose plans are seeds, and most devices and layers for each of them. The planning time of the later ones
-# grows with the square of the number of devices, or faster, that of the last ones also with the square of the layers.
-_SEEDS: tuple[tuple[Callable[[Scenario], Plan], int, float], ...] = (
-    *((strategy, 64, inf) for strategy in (deepcee, cannikin, lb_bsp, adaptdl, ddp, gpipe, megatron, zb_equal)),
-    (pipedream, 32, inf),
-    *((strategy, 8, 64) for strategy in (asteroid, hetpipe, dapple)),
+# Strategies whose plans are seeds, and most devices, layers and samples of a microbatch for each of them. The planning
+# time of the later ones grows with the square of the number of devices, or faster, that of the last ones also with the
+# square of the layers and with the samples.
+_SEEDS: tuple[tuple[Callable[[Scenario], Plan], int, float, float], ...] = (
+    *((strategy, 64, inf, inf) for strategy in (deepcee, cannikin, lb_bsp, adaptdl, ddp, gpipe, megatron, zb_equal)),
+    (pipedream, 32, inf, inf),
+    *((strategy, 8, 64, 4096) for strategy in (asteroid, hetpipe, dapple)),
 )
 
 
@@ -306,8 +307,9 @@ def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[st
 def _published(scenario: Scenario) -> Iterator[Plan]:
     """Yield plans of other strategies that train synchronously; a strategy that finds no plan is skipped."""
     devices, layers = len(scenario.cluster.devices), len(scenario.model.layers)
-    for strategy, most_devices, most_layers in _SEEDS:
-        if devices > most_devices or layers > most_layers:
+    samples = scenario.training.microbatch or scenario.training.global_batch
+    for strategy, most_devices, most_layers, most_samples in _SEEDS:
+        if devices > most_devices or layers > most_layers or samples > most_samples:
             continue
         try:
             yield strategy(scenario)

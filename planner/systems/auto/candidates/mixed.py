@@ -44,7 +44,7 @@ WORST_KEPT, WORST_OF_PARTITION = 1.3, 2.0
 _AROUND = 0.2
 
 # Multiples of a template's pipelines up to the batch of which those around the number are tried.
-_MOST_MULTIPLES = 4096
+_MOST_MULTIPLES = 512
 
 # Microbatch size, in samples, at which the speeds of device classes are compared.
 _SAMPLES = 4

@@ -32,6 +32,9 @@ from planner.systems.auto.candidates.partition_dp import (
 # bounds up to `_FARTHEST` times that time, which are needed if memory or links allow no smaller ones.
 _BOUNDS, _BEYOND, _FARTHEST = 40, 10, 20.0
 
+# Most parts of a microbatch that are given to devices one after the other.
+_MOST_SHARES = 1024
+
 # Compute time per layer of a device that gets no samples, seconds: so long that no set with such a device is used.
 _NO_SAMPLES_S = 1e30
 
@@ -68,16 +71,22 @@ def samples_by_speed(members: Sequence[Device], scenario: Scenario, microbatch: 
     """Return the number of samples of a microbatch that each device takes, by device name.
 
     If there are enough samples, every device takes at least one, even if it is slow, since its memory may be needed.
-    Each further sample goes to the device that would finish first with it.
+    Each further sample goes to the device that would finish first with it. Of more than `_MOST_SHARES` samples, several
+    go together.
     """
     layers = len(scenario.model.layers)
     first = min(1, microbatch // len(members))
     given = dict.fromkeys((device.name for device in members), first)
-    for _ in range(microbatch - first * len(members)):
+    left = microbatch - first * len(members)
+    most = -(-left // _MOST_SHARES)
+    while left:
+        part = min(most, left)
         soonest = min(
-            members, key=lambda device: scenario.model.times(0, layers, device.kind, given[device.name] + 1).total_s
+            members,
+            key=lambda device: scenario.model.times(0, layers, device.kind, given[device.name] + part).total_s,
         )
-        given[soonest.name] += 1
+        given[soonest.name] += part
+        left -= part
     return given
 
 
