@@ -123,6 +123,24 @@ class OuterState:
         return {name: each.clone() for name, each in found.items() if each is not None}
 
 
+class WithoutGradients:
+    """What `executor.runtime.interpreter.Updates` need not do where pipelines exchange no gradients."""
+
+    def settles(self, step: int) -> bool:
+        """Return False: checkpoints hold what pipelines have not exchanged yet."""
+        return False
+
+    def settle(self, step: int) -> bool:
+        """Do nothing."""
+        return False
+
+    def add(self, step: int) -> None:
+        """Do nothing, since no gradients are received."""
+
+    def accumulate(self) -> None:
+        """Do nothing, since gradients are not sent."""
+
+
 class NoOuterState:
     """Zeros in place of the pseudo-gradients of `OuterState`, for paced compute; they take no memory.
 

@@ -15,7 +15,7 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.runtime.outer_state import NoOuterState, OuterState
+from executor.runtime.outer_state import NoOuterState, OuterState, WithoutGradients
 from executor.runtime.update_messages import Update, UpdateMessages
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
@@ -29,7 +29,7 @@ from planner.scenario.training import FLOAT32_BYTES
 
 
 @dataclass(eq=False)
-class OuterUpdates:
+class OuterUpdates(WithoutGradients):
     """Sends one rank's pseudo-gradients to other pipelines, and takes outer steps.
 
     Args:
@@ -127,20 +127,6 @@ class OuterUpdates:
             self._take_outer_steps(step)
         self._messages.publish()
         return False
-
-    def settles(self, step: int) -> bool:
-        """Return False: checkpoints hold what pipelines have not exchanged yet."""
-        return False
-
-    def settle(self, step: int) -> bool:
-        """Do nothing."""
-        return False
-
-    def add(self, step: int) -> None:
-        """Do nothing, since no gradients are received."""
-
-    def accumulate(self) -> None:
-        """Do nothing, since gradients are not sent."""
 
     def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""

@@ -15,7 +15,7 @@ from executor.core.clock import RunClock
 from executor.core.events import UNKNOWN_STEPS, EventRecorder
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.decoupled.common_layers import News, Sent
-from executor.runtime.outer_state import NoOuterState, OuterState
+from executor.runtime.outer_state import NoOuterState, OuterState, WithoutGradients
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
@@ -51,7 +51,7 @@ class WorkerLink(Protocol):
 
 
 @dataclass(eq=False)
-class DecoupledUpdates:
+class DecoupledUpdates(WithoutGradients):
     """The exchanges of one rank with the syncers.
 
     Args:
@@ -164,20 +164,6 @@ class DecoupledUpdates:
         self._marked = checkpoint
         for link in self._links.values():
             link.mark(checkpoint)
-
-    def settles(self, step: int) -> bool:
-        """Return False, since pipelines never wait for each other."""
-        return False
-
-    def settle(self, step: int) -> bool:
-        """Do nothing."""
-        return False
-
-    def add(self, step: int) -> None:
-        """Do nothing, since no gradients are received."""
-
-    def accumulate(self) -> None:
-        """Do nothing, since gradients are not sent."""
 
     # --- what arrives ---
 

@@ -32,6 +32,12 @@ def cut_points(scenario: Scenario) -> Ints:
     return np.array(cuts)
 
 
+def at_cut_points(of_layers: Floats, scenario: Scenario) -> Floats:
+    """Return the entries, along the last axis, of the layers that end a part; the array itself if all of them do."""
+    ends = cut_points(scenario)[1:] - 1
+    return of_layers if len(ends) == of_layers.shape[-1] else of_layers.take(ends, axis=-1)
+
+
 def _least_sent(ends: Ints, scenario: Scenario) -> int:
     """Return the end, among those of a group, whose layer sends the fewest bytes; the middle one of several."""
     sent_bytes = np.array([scenario.model.layers[end - 1].output_bytes for end in ends.tolist()])

@@ -15,7 +15,7 @@ from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.cost.synchronisation import group_bytes, ring_s
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
-from planner.systems.auto.candidates.cut_points import cut_points, part_memory
+from planner.systems.auto.candidates.cut_points import at_cut_points, cut_points, part_memory
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.partition_dp import PartitionCosts
 
@@ -46,8 +46,8 @@ def option_costs(
         np.array([[resident] for resident, _ in memory]),
         np.array([[saved] for _, saved in memory]),
         np.array([[each.device_class.memory_bytes] for each in options], np.float64),
-        busy_s[..., cuts[1:] - 1],
-        round_trip_s[..., cuts[1:] - 1],
+        at_cut_points(busy_s, scenario),
+        at_cut_points(round_trip_s, scenario),
         np.array(
             [
                 _sums_s(scenario, each.device_class, each.degree, round(pipelines * each.width * holder_factor))[cuts]

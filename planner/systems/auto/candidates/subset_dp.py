@@ -17,7 +17,7 @@ from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.step.graph import Floats, Ints
-from planner.systems.auto.candidates.cut_points import cut_points, part_memory
+from planner.systems.auto.candidates.cut_points import at_cut_points, cut_points, part_memory
 from planner.systems.auto.candidates.partition_dp import (
     Limits,
     PartitionCosts,
@@ -137,8 +137,8 @@ def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: i
 
     Both are arrays of seconds, [sending set - 1, receiving set - 1, parts].
     """
-    subsets, layers = range(1, 1 << len(devices)), scenario.model.layers
-    outputs = np.array([layers[end - 1].output_bytes for end in cut_points(scenario)[1:].tolist()])
+    subsets, of_layers = range(1, 1 << len(devices)), np.array([each.output_bytes for each in scenario.model.layers])
+    outputs = at_cut_points(of_layers, scenario)
     busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
     for one in subsets:
         for other in subsets:
