@@ -228,7 +228,7 @@ class EpochRun:
     def _enter(self, number: int, actors: list[int]) -> None:
         """Let actors start a step, or wait until they may."""
         if self._decoupled is not None:
-            actors = self._decoupled.admit(number, actors, lambda actor: float(self._devices.clock_s[actor]))
+            actors = self._decoupled.steps.admit(number, actors, lambda actor: float(self._devices.clock_s[actor]))
         if not actors:
             return
         admitted = self.gate.admit(number, actors, self._devices.clock_s)

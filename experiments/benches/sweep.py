@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from experiments.sweep.engines.local import usable_cores
 from experiments.sweep.folder import LOGS, TABLE
 from experiments.sweep.outcomes import read_outcomes
 from experiments.sweep.table import WALL
+from traces.common.atomic import scratch_folder
 from traces.common.errors import RunError
 
 # Number of random draws for each of the 40 combinations: 2,000 points.
@@ -50,8 +50,7 @@ _KILLED_AFTER = 0.4
 def measure_sweep(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Carry out the same sweep with one process, with one process per core, and with a kill in the middle."""
     cores = usable_cores()
-    with TemporaryDirectory(prefix="ropebridge-bench-") as scratch:
-        folder = Path(scratch)
+    with scratch_folder() as folder:
         file = folder / "sweep.yaml"
         file.write_text(SWEEP.format(draws=1))
         tell("once, for what is compiled")

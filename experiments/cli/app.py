@@ -15,7 +15,7 @@ from experiments.cli import jobs, plan, run
 from experiments.cli.data import profile_app, traces_app
 from experiments.cli.options import MOST, JsonOption, one_of
 from experiments.runs.console import CommandInterruptedError, printable, raise_when_interrupted, say, tell
-from traces.common.errors import InputError, RopebridgeError, unwritable
+from traces.common.errors import InputError, RopebridgeError, path_of, unwritable
 
 # Typer names only this one of its errors in words of the command.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -25,7 +25,6 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 # What is said of a path that is not what a verb needs there, if the verb has not said it itself.
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
-_MOST_OF_A_PATH = 200
 
 # The groups of verbs in `--help`, in the order in which a new user needs them.
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
@@ -173,7 +172,7 @@ def _tell_usage(error: Any) -> None:
 
 def _tell_of_system(error: OSError) -> int:
     """Say what the operating system has refused; return the exit status."""
-    path = printable(str(error.filename or "a file"))[:_MOST_OF_A_PATH]
+    path = printable(path_of(error))
     reason = _reason(error)
     if error.errno in _NO_PATH:
         tell(f"ropebridge: {path}: this is no path: {reason}; check the words of the command")

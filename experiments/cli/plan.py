@@ -1,7 +1,6 @@
 """The verbs `demo`, `plan`, `simulate`, `compare`, `report`, `sweep` and `backtest`."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -26,6 +25,7 @@ from experiments.cli.options import (
     one_of,
 )
 from experiments.runs.console import say, tell
+from traces.common.atomic import scratch_folder
 
 
 def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
@@ -125,11 +125,11 @@ def simulate(
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))
     check_length(chosen, planned, count, duration_s, on_disk=True)
 
-    with TemporaryDirectory(prefix="ropebridge-simulation-") as temporary:
+    with scratch_folder() as temporary:
 
         def simulator(folder: Path | None) -> Simulator:
             # Long simulations do not fit into memory.
-            return Simulator(duration_s, backup_every, (folder or Path(temporary)) / EVENTS)
+            return Simulator(duration_s, backup_every, (folder or temporary) / EVENTS)
 
         record = carry_out(chosen, planned, policy, count, output, simulator)
         say(present(record, as_json))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from planner.events.event import EventKind
 from planner.events.log import EventLog, parts_of
 from planner.plan.plan import Plan
-from planner.runs.metrics import PlanInterval, answer_times_s, plan_intervals, step_ends_s
+from planner.runs.event_totals import EventTotals, event_totals
+from planner.runs.metrics import PlanInterval, answer_times_s, plan_intervals
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, KINDS
@@ -82,10 +83,11 @@ def peak_memory_bytes(record: RunRecord) -> dict[str, int]:
 
 def _windows(record: RunRecord) -> Iterator[dict[str, MemoryTimeline]]:
     """Yield the memory of each device in one window of time after the other."""
-    intervals = plan_intervals(record, record.events, step_ends_s(record.events))
+    totals = event_totals(record.events)
+    intervals = plan_intervals(record, totals, totals.step_ends_s)
     resident = [_resident_bytes(interval.plan, record.scenario) for interval in intervals]
     held: dict[str, float] = {}
-    for changes, numbers in _changes_in_windows(record, intervals, resident):
+    for changes, numbers in _changes_in_windows(record, totals, intervals, resident):
         order = np.lexsort((changes.turn, changes.time_s, changes.device))
         device, time_s, change = changes.device[order], changes.time_s[order], changes.change[order]
         window = {}
@@ -101,14 +103,17 @@ def _windows(record: RunRecord) -> Iterator[dict[str, MemoryTimeline]]:
 
 
 def _changes_in_windows(
-    record: RunRecord, intervals: Sequence[PlanInterval], resident: Sequence[Mapping[str, float]]
+    record: RunRecord,
+    totals: EventTotals,
+    intervals: Sequence[PlanInterval],
+    resident: Sequence[Mapping[str, float]],
 ) -> Iterator[tuple[_Changes, dict[str, int]]]:
     """Yield the changes of each window of time, and the number of each device.
 
     A window reaches from the first start in a part of the events to the first one in the next part.
     """
     devices = list(dict.fromkeys(name for each in resident for name in each))
-    answers_s = answer_times_s(record, record.events)
+    answers_s = answer_times_s(record, totals)
     unanswered = list(answers_s.values())
     # Those of actions, answers and new plans, in this order where the device, the time and the turn are the same.
     waiting = [_NO_CHANGES, _NO_CHANGES, _NO_CHANGES]

@@ -3,18 +3,16 @@
 Both backends, the simulator and torch.distributed, record the same kinds of events.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from planner.events.event import Event, EventKind
-from planner.events.log import EventLog, parts_of
+from planner.events.event import Event
 from planner.plan.plan import Plan
+from planner.runs.event_totals import EventTotals, event_totals, worker_steps
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 
@@ -37,15 +35,18 @@ class PlanInterval:
     start_s: float
 
 
-def plan_intervals(record: RunRecord, events: Sequence[Event], step_ends_s: Sequence[float]) -> list[PlanInterval]:
+def plan_intervals(record: RunRecord, totals: EventTotals, step_ends_s: Sequence[float]) -> list[PlanInterval]:
     """Return the intervals of a run in order; a decision whose plan finished no step has none.
 
-    ``step_ends_s`` is the result of the function `step_ends_s` for the run's events.
+    Args:
+        record: The run, whose decisions begin intervals.
+        totals: The totals of the run's events.
+        step_ends_s: The end of each step as `measure` counts them, seconds from the start of the run.
     """
     # A run that resumes from a checkpoint begins with a step above 0.
-    first = int(_work(events, "step", np.min).min())
+    first = totals.first_step
     intervals = [PlanInterval(record.plan, first, 0.0)]
-    times_s = answer_times_s(record, events)
+    times_s = answer_times_s(record, totals)
     for number, decision in enumerate(record.decisions):
         since_first = decision.first_step - first
         if since_first >= len(step_ends_s):
@@ -59,15 +60,14 @@ def plan_intervals(record: RunRecord, events: Sequence[Event], step_ends_s: Sequ
     return intervals
 
 
-def answer_times_s(record: RunRecord, events: Sequence[Event]) -> dict[int, float]:
+def answer_times_s(record: RunRecord, totals: EventTotals) -> dict[int, float]:
     """Return when each decision that answers the loss of a device was made, by its index in ``record.decisions``.
 
     Times are in seconds from the start of the run.
     """
     numbers = [number for number, decision in enumerate(record.decisions) if decision.answers_departure]
     # Both decisions and their events are in the order of time, so the n-th event belongs to the n-th decision.
-    made_s = sorted(time_s for log in parts_of(events) for time_s in _of(log, "end_s", EventKind.DECISION).tolist())
-    return {number: made_s[number] for number in numbers}
+    return {number: totals.decided_s[number] for number in numbers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +103,23 @@ def measure(record: RunRecord) -> Metrics:
     A step ends when the last device has finished its last compute action or gradient sum of the step. Where pipelines
     take steps at their own speed, it ends when they have trained the samples of another global batch.
     """
-    events = record.events
-    start_s = float(_work(events, "start_s", np.min).min())
-    ends_s = _run_ends_s(record)
-    durations_s = np.diff([start_s, *ends_s])
+    totals = event_totals(record.events)
+    ends_s = _run_ends_s(record, totals)
+    durations_s = np.diff([totals.start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s
-    busy_s = _busy_s(events)
-    intervals = plan_intervals(record, events, ends_s)
-    device_s = _device_s(intervals, start_s, ends_s[-1])
-    syncer_s = dict.fromkeys(record.plan.synchronisation.outer.syncers, ends_s[-1] - start_s)
-    sent_bytes = _sent_bytes(events)
+    intervals = plan_intervals(record, totals, ends_s)
+    device_s = _device_s(intervals, totals.start_s, ends_s[-1])
+    syncer_s = dict.fromkeys(record.plan.synchronisation.outer.syncers, ends_s[-1] - totals.start_s)
     samples = [plan.global_batch for plan in step_plans(intervals, len(ends_s))]
-    stale = [
-        (len(part), int(part.sum())) for part in (_of(log, "staleness", EventKind.UPDATE) for log in parts_of(events))
-    ]
-    updates = sum(count for count, _ in stale)
     return Metrics(
         steps=len(ends_s),
         step_s=float(np.median(later_s)),
         samples_per_s=sum(samples[-len(later_s) :]) / float(later_s.sum()),
-        bubble_ratio=1 - sum(busy_s.values()) / sum(device_s.values()),
-        utilisation={device: busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
-        wan_bytes=_bytes_between_regions(sent_bytes, record.scenario.cluster),
-        cost_usd=_cost_usd(sent_bytes, record.scenario.cluster, {**device_s, **syncer_s}),
-        staleness=sum(steps for _, steps in stale) / updates if updates else 0.0,
+        bubble_ratio=1 - sum(totals.busy_s.values()) / sum(device_s.values()),
+        utilisation={device: totals.busy_s.get(device, 0.0) / own_s for device, own_s in device_s.items() if own_s},
+        wan_bytes=totals.wan_bytes(record.scenario.cluster),
+        cost_usd=_cost_usd(totals, record.scenario.cluster, {**device_s, **syncer_s}),
+        staleness=totals.stale_steps / totals.updates if totals.updates else 0.0,
     )
 
 
@@ -135,11 +128,11 @@ def step_metrics(record: RunRecord) -> "pd.DataFrame":
     # Imported here, since pandas takes longer to import than the whole planner.
     import pandas as pd
 
-    events = record.events
-    ends_s = np.array(_run_ends_s(record))
-    steps = np.arange(len(ends_s)) + _work(events, "step", np.min).min()
-    step_s = np.diff(ends_s, prepend=_work(events, "start_s", np.min).min())
-    plans = step_plans(plan_intervals(record, events, ends_s.tolist()), len(steps))
+    totals = event_totals(record.events)
+    ends_s = np.array(_run_ends_s(record, totals))
+    steps = np.arange(len(ends_s)) + totals.first_step
+    step_s = np.diff(ends_s, prepend=totals.start_s)
+    plans = step_plans(plan_intervals(record, totals, ends_s.tolist()), len(steps))
     samples = np.array([plan.global_batch for plan in plans])
     before = record.samples_before + np.cumsum(samples) - samples
     rate = record.scenario.training.learning_rate
@@ -175,15 +168,16 @@ def step_plans(intervals: Sequence[PlanInterval], steps: int) -> list[Plan]:
 
 def trained_samples(record: RunRecord) -> int:
     """Return the number of samples of all finished steps of a run, each of which may have another global batch."""
-    ends_s = _run_ends_s(record)
-    return sum(plan.global_batch for plan in step_plans(plan_intervals(record, record.events, ends_s), len(ends_s)))
+    totals = event_totals(record.events)
+    ends_s = _run_ends_s(record, totals)
+    return sum(plan.global_batch for plan in step_plans(plan_intervals(record, totals, ends_s), len(ends_s)))
 
 
-def _run_ends_s(record: RunRecord) -> list[float]:
+def _run_ends_s(record: RunRecord, totals: EventTotals) -> list[float]:
     """Return the end of each step of a run as `measure` counts them, seconds from the start of the run."""
     if record.plan.synchronisation.is_decoupled:
         return batch_ends_s(record.events, record.plan)
-    return step_ends_s(record.events)
+    return totals.step_ends_s
 
 
 def batch_ends_s(events: Sequence[Event], plan: Plan) -> list[float]:
@@ -197,89 +191,6 @@ def batch_ends_s(events: Sequence[Event], plan: Plan) -> list[float]:
     return [ends[index][0] for index in np.searchsorted(trained, batches * plan.global_batch).tolist()]
 
 
-def worker_steps(events: Sequence[Event]) -> list[tuple[float, int, int]]:
-    """Return each step that a pipeline has finished: its end in seconds of the run, the pipeline, and the step."""
-    ends_s: dict[tuple[int, int], float] = {}
-    counts = Counter[tuple[int, int]]()
-    for log in parts_of(events):
-        pairs = np.stack([_of(log, name, EventKind.COMPUTE) for name in ("pipeline", "step")])
-        found, which, count = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
-        last_s = np.zeros(len(count))
-        np.maximum.at(last_s, which.reshape(-1), _of(log, "end_s", EventKind.COMPUTE))
-        for pipeline, step, end_s, rows in zip(*found.tolist(), last_s.tolist(), count.tolist(), strict=True):
-            ends_s[pipeline, step] = max(end_s, ends_s.get((pipeline, step), end_s))
-            counts[pipeline, step] += rows
-    # A step that a pipeline has not finished has fewer actions than its others.
-    most: dict[int, int] = {}
-    for (pipeline, _), rows in counts.items():
-        most[pipeline] = max(rows, most.get(pipeline, 0))
-    return [(end_s, *place) for place, end_s in ends_s.items() if counts[place] == most[place[0]]]
-
-
-def step_ends_s(events: Sequence[Event]) -> list[float]:
-    """Return the end of each step, seconds from the start of the run; [steps]."""
-    parts = [_ends_s(_of(log, "step", *_WORK), _of(log, "end_s", *_WORK)) for log in parts_of(events)]
-    steps, ends_s = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return [float(end_s) for end_s in _ends_s(steps, ends_s)[1]]
-
-
-def _ends_s(steps: NDArray[np.int64], ends_s: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return each step once, with the last of its ends, seconds."""
-    steps, which = np.unique(steps, return_inverse=True)
-    last_s = np.zeros(len(steps))
-    np.maximum.at(last_s, which, ends_s)
-    return steps, last_s
-
-
-_WORK = (EventKind.COMPUTE, EventKind.SYNC)
-
-
-def _of(log: EventLog, field: str, *kinds: EventKind) -> NDArray[Any]:
-    """Return the column of a field for the events of these kinds."""
-    return log.columns[field][log.is_a(*kinds)]
-
-
-def _work(events: Sequence[Event], field: str, reduce: Callable[[NDArray[Any]], ArrayLike]) -> NDArray[Any]:
-    """Return what ``reduce`` makes of a field of compute actions and gradient sums in each part of the events."""
-    columns = [_of(log, field, *_WORK) for log in parts_of(events)]
-    return np.concatenate([np.atleast_1d(reduce(column)) for column in columns if len(column)])
-
-
-# ((sender, receiver), bytes sent from sender to receiver) for every pair of devices with traffic.
-_SentBytes = list[tuple[tuple[str, str], int]]
-
-
-def wan_bytes(events: Sequence[Event], cluster: Cluster) -> int:
-    """Return the bytes sent between regions."""
-    return _bytes_between_regions(_sent_bytes(events), cluster)
-
-
-def _bytes_between_regions(sent_bytes: _SentBytes, cluster: Cluster) -> int:
-    return sum(size for (source, target), size in sent_bytes if cluster.crosses_regions(source, target))
-
-
-def _busy_s(events: Sequence[Event]) -> dict[str, float]:
-    sums = np.zeros(0)
-    for log in parts_of(events):
-        sums = sums if len(sums) else np.zeros(len(log.names))
-        seconds = _of(log, "end_s", EventKind.COMPUTE) - _of(log, "start_s", EventKind.COMPUTE)
-        np.add.at(sums, _of(log, "device", EventKind.COMPUTE), seconds)
-    return dict(zip(log.names, sums.tolist(), strict=True))
-
-
-def _sent_bytes(events: Sequence[Event]) -> _SentBytes:
-    total: Counter[int] = Counter()
-    for log in parts_of(events):
-        rows = log.is_a(EventKind.SEND, EventKind.MIGRATE, EventKind.BACKUP)
-        ends: NDArray[np.int64] = log.columns["device"][rows] * len(log.names) + log.columns["peer"][rows]
-        pairs, which = np.unique(ends, return_inverse=True)
-        sums = np.zeros(len(pairs), np.int64)
-        np.add.at(sums, which, log.columns["size_bytes"][rows])
-        total.update(dict(zip(pairs.tolist(), sums.tolist(), strict=True)))
-    names = log.names
-    return [((names[pair // len(names)], names[pair % len(names)]), total[pair]) for pair in sorted(total)]
-
-
 def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -> dict[str, float]:
     """Return, for each device, the seconds in which the plan in force includes the device."""
     starts_s = [start_s, *(interval.start_s for interval in intervals[1:]), end_s]
@@ -290,10 +201,9 @@ def _device_s(intervals: Sequence[PlanInterval], start_s: float, end_s: float) -
     return device_s
 
 
-def _cost_usd(sent_bytes: _SentBytes, cluster: Cluster, device_s: Mapping[str, float]) -> float:
+def _cost_usd(totals: EventTotals, cluster: Cluster, device_s: Mapping[str, float]) -> float:
     rent = sum(cluster.by_name[device].price_per_hour * own_s for device, own_s in device_s.items()) / 3600
     traffic = sum(
-        size / 1e9 * sum(link.price_per_gb for link in cluster.path(source, target))
-        for (source, target), size in sent_bytes
+        size / 1e9 * sum(link.price_per_gb for link in cluster.path(*ends)) for ends, size in totals.sent_bytes.items()
     )
     return rent + traffic

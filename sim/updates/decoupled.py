@@ -2,13 +2,9 @@
 
 A worker is a pipeline. Its steps never wait for messages of others. As devices may be ahead of SimPy's clock, whatever
 depends on arrivals is decided by timers: at the end of each step of a device, and at each arrival.
-
-A run of n steps has the samples of n global batches. Each worker has the first `LEAD_STEPS` steps from the start on;
-with the end of each of its steps it gets one more, as long as there are samples left. So the faster workers take more
-steps, and a worker that is gone for ever leaves its share to the others.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +14,7 @@ import simpy
 
 from planner.cost.synchronisation import layer_elements
 from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.plan.decoupled import LEAD_STEPS, Contribution, Rounds, WorkerLayers
+from planner.plan.decoupled import Contribution, Rounds, WorkerLayers
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
@@ -26,6 +22,7 @@ from planner.scenario.training import FLOAT32_BYTES
 from sim.kernel.events import Timer
 from sim.network.connection import Message
 from sim.network.network import Network
+from sim.updates.worker_steps import WorkerSteps
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -45,41 +42,18 @@ class LayersMessage(Message):
 
 
 @dataclass(eq=False, slots=True)
-class _Worker:
-    """The progress of a worker.
+class _Presence:
+    """Whether the devices of a worker are there, and what they lack after an absence.
 
     Attributes:
-        samples: Samples of a step.
-        actors: The actors of its devices.
-        granted: Number of its steps that may begin.
-        begun: Number of its steps that an actor has begun.
-        finished: Number of its steps that all of its actors have finished.
-        by_actors: How many actors have finished each of the later steps.
-        waiting: Actors that wait until their next step may begin.
-        is_over: Whether no further steps may begin.
         is_away: Whether one of its devices is absent.
-        is_gone: Whether one of its devices never returns.
         missing: How many layers its devices lack of those that they need before they go on after an absence.
         held: Steps, each with an actor, that have ended meanwhile.
     """
 
-    samples: int
-    actors: frozenset[int]
-    granted: int = 0
-    begun: int = 0
-    finished: int = 0
-    by_actors: Counter[int] = field(default_factory=Counter)
-    waiting: list[int] = field(default_factory=list)
-    is_over: bool = False
     is_away: bool = False
-    is_gone: bool = False
     missing: int = 0
     held: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the worker has finished all of its steps, or never will."""
-        return self.is_gone or (self.is_over and self.finished == self.granted)
 
 
 @dataclass(eq=False, slots=True)
@@ -134,14 +108,8 @@ class DecoupledUpdates:
         self._network = network
         self._outer = outer = plan.synchronisation.outer
         self._actors = actors
-        self._duration_s = duration_s
-        self._enter, self._leave, self._record = enter, leave, record
-        number = {name: actor for actor, name in enumerate(actors)}
-        self._workers = [
-            _Worker(pipeline.samples, frozenset(number[r.device] for s in pipeline.stages for r in s.replicas))
-            for pipeline in plan.pipelines
-        ]
-        self._worker_of = {actor: worker for worker in self._workers for actor in worker.actors}
+        self._record = record
+        self._present = [_Presence() for _ in plan.pipelines]
         fragments = outer.fragment_layers(len(scenario.model.layers))
         self._syncer = {layer: outer.syncer(index) for index, own in enumerate(fragments) for layer in own}
         self._holders = _holders(plan, scenario, fragments)
@@ -152,122 +120,81 @@ class DecoupledUpdates:
         self._there: dict[tuple[int, int], LayersMessage] = {}
         self._merged_step: dict[tuple[int, int], int] = {}
         self._under_way = 0
-        self._left = steps * plan.global_batch
         for fault in scenario.faults:
-            for worker, pipeline in zip(self._workers, plan.pipelines, strict=True):
+            for worker, pipeline in enumerate(plan.pipelines):
                 names = {name for stage in pipeline.stages for replica in stage.replicas for name in replica.devices}
                 if isinstance(fault, Absence) and fault.device in names:
                     Timer(environment, fault.start_s, partial(self._depart, worker, fault.end_s == inf))
                     if fault.end_s < inf:
                         Timer(environment, fault.end_s, partial(self._return, worker))
-        for _ in range(LEAD_STEPS):
-            for worker in self._workers:
-                self._grant(worker, 0.0)
+        actor_of = {name: actor for actor, name in enumerate(actors)}
+        self.steps = WorkerSteps(plan, actor_of, steps, duration_s, enter, leave)
 
     # --- steps ---
-
-    def admit(self, step: int, actors: Iterable[int], now_s: Callable[[int], float]) -> list[int]:
-        """Return those of the actors that may begin a step; others wait, or leave. ``now_s`` is an actor's clock."""
-        admitted = []
-        for actor in actors:
-            worker = self._worker_of[actor]
-            if worker.begun <= step < worker.granted and now_s(actor) >= self._duration_s:
-                self._end(worker, step)
-            if step < worker.granted:
-                worker.begun = max(worker.begun, step + 1)
-                admitted.append(actor)
-            elif worker.is_over:
-                self._leave(1)
-            else:
-                worker.waiting.append(actor)
-        return admitted
 
     def finish(self, step: int, actor: int, now_s: float) -> None:
         """Note that an actor finishes a step at ``now_s``, which may be later than SimPy's time."""
         Timer(self._environment, now_s, lambda timer: self._end_step(step, actor, timer.time_s))
 
     def _end_step(self, step: int, actor: int, now_s: float) -> None:
-        worker, holder = self._worker_of[actor], self._holders.get(self._actors[actor])
-        if worker.missing:
-            worker.held.append((step, actor))
+        worker, holder = self.steps.worker_of(actor), self._holders.get(self._actors[actor])
+        if self._present[worker].missing:
+            self._present[worker].held.append((step, actor))
             return
         if holder is not None:
             self._send(holder, step, now_s)
-            if step + 1 < worker.granted or not worker.is_over:
+            if self.steps.goes_on(worker, step + 1):
                 self._take_over(holder, step + 1, now_s)
-        worker.by_actors[step] += 1
-        if worker.by_actors[step] == len(worker.actors):
-            del worker.by_actors[step]
-            worker.finished = step + 1
-            self._grant(worker, now_s)
+        if self.steps.finish(step, actor, now_s):
             self._check_end(now_s)
-
-    def _grant(self, worker: _Worker, now_s: float) -> None:
-        """Let a worker take one step more, if there are samples left for it."""
-        if worker.is_over or worker.is_gone:
-            return
-        if self._left < worker.samples or now_s >= self._duration_s:
-            self._end(worker, worker.granted)
-            return
-        self._left -= worker.samples
-        worker.granted += 1
-        waiting, worker.waiting = worker.waiting, []
-        if waiting:
-            self._enter(worker.granted - 1, waiting, now_s)
-
-    def _end(self, worker: _Worker, granted: int) -> None:
-        worker.is_over, worker.granted = True, granted
-        self._leave(len(worker.waiting))
-        worker.waiting = []
 
     def _check_end(self, now_s: float) -> None:
         """When no pseudo-gradient can come any more, take outer steps with all that are there."""
-        if not self._under_way and all(worker.has_ended for worker in self._workers):
+        if not self._under_way and self.steps.have_ended:
             self._merge([layer for layer, rounds in self._rounds.items() if rounds.there], now_s)
 
     # --- absences ---
 
-    def _depart(self, worker: _Worker, for_ever: bool, timer: Timer) -> None:
-        worker.is_away = True
+    def _depart(self, worker: int, for_ever: bool, timer: Timer) -> None:
+        self._present[worker].is_away = True
         for holder in self._of(worker):
             holder.pending.clear()
-        if for_ever and not worker.has_ended:
-            worker.is_gone = True
-            self._left += (worker.granted - worker.finished) * worker.samples
-            self._leave(len(worker.actors))
+        if for_ever and self.steps.lose(worker):
             self._check_end(timer.time_s)
 
-    def _return(self, worker: _Worker, timer: Timer) -> None:
+    def _return(self, worker: int, timer: Timer) -> None:
         """Let the worker of a new process take over the present parameters of all layers before it goes on."""
-        worker.is_away = False
-        worker.missing = sum(len(holder.elements) for holder in self._of(worker))
+        present = self._present[worker]
+        present.is_away = False
+        present.missing = sum(len(holder.elements) for holder in self._of(worker))
         for holder in self._of(worker):
-            holder.layers.join(worker.finished)
+            holder.layers.join(self.steps.finished(worker))
             holder.news.clear()
             for layer in holder.elements:
                 holder.pending[self._syncer[layer]].add(layer)
             for syncer in list(holder.pending):
                 self._flush(syncer, holder, timer.time_s)
 
-    def _join(self, worker: _Worker, now_s: float) -> None:
+    def _join(self, worker: int, now_s: float) -> None:
         """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""
-        if worker.missing:
+        present = self._present[worker]
+        if present.missing:
             return
         for holder in self._of(worker):
-            self._take_over(holder, worker.finished, now_s)
-        held, worker.held = worker.held, []
+            self._take_over(holder, self.steps.finished(worker), now_s)
+        held, present.held = present.held, []
         for step, actor in held:
             self._end_step(step, actor, now_s)
 
-    def _of(self, worker: _Worker) -> list[_Holder]:
-        return [holder for holder in self._holders.values() if self._workers[holder.worker] is worker]
+    def _of(self, worker: int) -> list[_Holder]:
+        return [holder for holder in self._holders.values() if holder.worker == worker]
 
     # --- messages ---
 
     def close(self, now_s: float) -> None:
         """Let workers take over what has arrived, after all messages of the run."""
         for holder in self._holders.values():
-            if not self._workers[holder.worker].is_away:
+            if not self._present[holder.worker].is_away:
                 self._take_over(holder, None, now_s)
 
     def _send(self, holder: _Holder, step: int, now_s: float) -> None:
@@ -286,7 +213,7 @@ class DecoupledUpdates:
     def _flush(self, syncer: str, holder: _Holder, now_s: float) -> None:
         """Send a worker the newest versions that it lacks, unless the message before has not departed."""
         layers = sorted(holder.pending[syncer])
-        if not layers or syncer in holder.busy or self._workers[holder.worker].is_away:
+        if not layers or syncer in holder.busy or self._present[holder.worker].is_away:
             return
         holder.pending[syncer].clear()
         holder.busy.add(syncer)
@@ -316,16 +243,16 @@ class DecoupledUpdates:
     def _arrive(self, message: LayersMessage, now_s: float) -> None:
         if message.versions:
             holder = self._holders[message.receiver]
-            worker = self._workers[holder.worker]
-            if worker.is_away:
+            present = self._present[holder.worker]
+            if present.is_away:
                 return
             new = message.versions.keys() - holder.news.keys()
             for layer, (version, merged_step) in message.versions.items():
                 holder.layers.arrive(layer, version, merged_step)
                 holder.news[layer] = message
-            if worker.missing:
-                worker.missing -= len(new)
-                self._join(worker, now_s)
+            if present.missing:
+                present.missing -= len(new)
+                self._join(holder.worker, now_s)
             return
         self._under_way -= 1
         for layer, contribution in message.sent.items():
@@ -370,12 +297,11 @@ class DecoupledUpdates:
 
     def _take_over(self, holder: _Holder, step: int | None, now_s: float) -> None:
         """Record what a device takes over before a step; None at the end of its run."""
-        worker = self._workers[holder.worker]
         brought: defaultdict[LayersMessage, list[int]] = defaultdict(list)
         for layer in holder.layers.take_over(step):
             brought[holder.news.pop(layer)].append(layer)
         for message, layers in brought.items():
-            done = worker.finished if step is None else step
+            done = self.steps.finished(holder.worker) if step is None else step
             missed = max(done - 1 - message.versions[layer][1] for layer in layers)
             size_bytes = FLOAT32_BYTES * sum(holder.elements[layer] for layer in layers)
             place = (holder.name, message.sender, holder.worker, holder.stage, -1, message.step)

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.events.event import write_events
 from planner.plan.plan import Plan, Synchronisation
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import TCP, ComputeEffects, Effects, Slowdown, Straggler

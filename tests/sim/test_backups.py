@@ -9,7 +9,7 @@ from executor.backend import TorchBackend
 from planner.adapt.migration import backup_moves
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.runs.metrics import step_ends_s, wan_bytes
+from planner.runs.event_totals import step_ends_s, wan_bytes
 from planner.runs.record import RunRecord
 from planner.scenario.effects import Effects, NetworkEffects
 from planner.scenario.scenario import Scenario

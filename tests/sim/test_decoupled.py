@@ -14,7 +14,8 @@ from planner.events.event import OUTER_ACTION, Event, EventKind
 from planner.plan.decoupled import Contribution, Rounds, WorkerLayers, merging_weights
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
-from planner.runs.metrics import measure, worker_steps
+from planner.runs.event_totals import worker_steps
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.faults import Absence, Fault, Hang

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Replica
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import memory_timelines
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.faults import DETECTION_S, HANG_LIMIT_S, Absence, Fault, Hang
 from planner.scenario.scenario import Scenario

@@ -12,8 +12,8 @@ from planner.check import check_plan
 from planner.cost.stage import scheduling_problem
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import memory_timelines
-from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.scenario.faults import Absence, Fault, Hang

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from planner.adapt.migration import Migration, migration_time_s
 from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.plan.plan import Plan, Replica, Synchronisation
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import memory_timelines, peak_memory_bytes
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario

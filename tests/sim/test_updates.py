@@ -14,8 +14,9 @@ from planner.check import check_plan
 from planner.cost.synchronisation import UpdateEdge, update_edges
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import peak_memory_bytes
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.faults import Absence

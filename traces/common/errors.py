@@ -60,7 +60,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _IN_RUST = re.compile(r"\(os error (\d+)\)")
 # How Python's tempfile says that none of the folders that it has tried can be written.
 _NO_TEMPORARY = "No usable temporary directory"
+# Most characters of a path in a message.
 _MOST_OF_A_PATH = 200
+
+
+def path_of(error: OSError) -> str:
+    """Return the start of the path that an error of the operating system is about; ``a file`` if it names none."""
+    return str(error.filename or "a file")[:_MOST_OF_A_PATH]
 
 
 def unwritable(error: BaseException) -> str:
@@ -71,7 +77,7 @@ def unwritable(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else int(found[1]) if found is not None else None
     if number not in _NO_ROOM:
         return ""
-    path = str(getattr(error, "filename", None) or "a file")[:_MOST_OF_A_PATH]
+    path = path_of(error) if isinstance(error, OSError) else "a file"
     return f"{path} cannot be written: {os.strerror(number)}; make room, or choose another place"
 
 

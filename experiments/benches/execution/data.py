@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode
 from planner.scenario.training import Optimizer, TokenFiles, TrainingData
+from traces.common.atomic import scratch_folder
 
 LENGTH, VOCABULARY = 32, 32_000
 MICROBATCHES, SAMPLES = 4, 1
@@ -110,12 +110,12 @@ def measure_data(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Return a context with a folder of files of random tokens, and the model that reads them."""
-    with TemporaryDirectory(prefix="ropebridge-") as place:
+    with scratch_folder() as place:
         random = np.random.default_rng(0)
         for number in range(FILES):
-            random.integers(0, VOCABULARY, TOKENS, np.uint16).tofile(Path(place) / f"{number}.bin")
-        (Path(place) / "model.py").write_text(_MODEL)
-        yield Path(place)
+            random.integers(0, VOCABULARY, TOKENS, np.uint16).tofile(place / f"{number}.bin")
+        (place / "model.py").write_text(_MODEL)
+        yield place
 
 
 def _steps_s(record: RunRecord, steps: int) -> list[float]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
@@ -18,6 +16,7 @@ from experiments.benches.simulation.predicted import TrainedCase
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
+from traces.common.atomic import scratch_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ def check_training(
         tell(f"training, {name}")
         plan = _plan(case, way)
         chosen = in_precision(scenario, way.precision)
-        with TemporaryDirectory(prefix="ropebridge-") as folder:
-            target = Path(folder) / "parameters.safetensors"
+        with scratch_folder() as folder:
+            target = folder / "parameters.safetensors"
             record = TorchBackend("real", parameters=target).run(chosen, plan, None, case.steps)
             trained = Trained(tuple(record.losses), load_file(target))
         exact = way.precision == "fp32"

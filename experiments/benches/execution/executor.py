@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from executor.backend import TorchBackend, choose_emulator, prepared_job, run_job
@@ -30,6 +29,7 @@ from planner.runs.metrics import measure
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
+from traces.common.atomic import scratch_folder
 
 
 def run_torch_pipelining(
@@ -194,12 +194,12 @@ def _real_pairs(rounds: int, tell: Callable[[str], None]) -> list[RealPair]:
     pairs = []
     for number in range(rounds):
         tell(f"real compute on loopback, round {number + 1} of {rounds}")
-        with TemporaryDirectory(prefix="ropebridge-") as folder, ThreadPoolExecutor() as both:
-            backend = TorchBackend("real", emulator="none", resources=Path(folder))
+        with scratch_folder() as folder, ThreadPoolExecutor() as both:
+            backend = TorchBackend("real", emulator="none", resources=folder)
             own = both.submit(backend.run, scenario, plan, None, REAL_WARMUP + REAL_STEPS)
             torchs = both.submit(run_torch_pipelining, run, scenario, plan, "none", "as-is")
             record, ranks = own.result(), torchs.result()
-            own_s = sum(_cpu_s(Path(folder) / f"resources-{rank}.jsonl") for rank in range(2))
+            own_s = sum(_cpu_s(folder / f"resources-{rank}.jsonl") for rank in range(2))
         difference = _largest_difference(record.losses, ranks[-1].losses)
         pairs.append(RealPair(own_s / REAL_STEPS, sum(rank.cpu_s for rank in ranks) / REAL_STEPS, difference))
     return pairs

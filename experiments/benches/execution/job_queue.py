@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan
+from traces.common.atomic import scratch_folder
 
 _JOBS, _HOSTS, _KILLS = 30, 4, 20
 _QUICK_JOBS, _QUICK_HOSTS, _QUICK_KILLS = 4, 2, 4
@@ -139,8 +139,7 @@ def measure_jobs(quick: bool, tell: Callable[[str], None], seed: int | None = No
     tell(f"seed {seed}")
     scenario = choose_scenario("digits")
     plan = make_plan("megatron", scenario)
-    with TemporaryDirectory(prefix="ropebridge-jobs-") as place:
-        folder = Path(place)
+    with scratch_folder() as folder:
         names = [f"host-{number}" for number in range(1, hosts + 1)]
         with _running(folder, names) as fleet:
             began_s = time.monotonic()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
@@ -21,6 +20,7 @@ from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import CheckpointFolder, resumption
 from experiments.benches.cases import STAGES, recovery_case
 from experiments.benches.execution.torch_restart import WARM_UP_STEPS, await_step
+from traces.common.atomic import scratch_folder
 
 _LIMIT_S = 120.0
 
@@ -49,8 +49,7 @@ def resumption_s(chance: random.Random, steps: int) -> tuple[float, dict[int, fl
         Seconds from the kill to the checkpoint of the first step that had not been finished before the kill; the loss
         of each step after the resumption; the final parameters by name.
     """
-    with TemporaryDirectory(prefix="ropebridge-lost-") as folder:
-        place = Path(folder)
+    with scratch_folder() as place:
         first = _start(place, steps)
         try:
             await_step(_newest, place, WARM_UP_STEPS, _LIMIT_S)

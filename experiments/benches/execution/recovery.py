@@ -8,9 +8,7 @@ import random
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
@@ -22,11 +20,12 @@ from experiments.benches.execution.lost_launcher import resumption_s
 from experiments.benches.execution.torch_restart import restart_s
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.plan.plan import Plan
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_policy
+from traces.common.atomic import scratch_folder
 
 TRIALS, QUICK_TRIALS = 50, 5
 LAUNCHERS, QUICK_LAUNCHERS = 5, 1
@@ -93,8 +92,8 @@ def measure_recovery(quick: bool, tell: Callable[[str], None]) -> BenchResult:
 
 
 def _train(scenario: Scenario, plan: Plan, policy: str) -> tuple[RunRecord, dict[str, torch.Tensor]]:
-    with TemporaryDirectory(prefix="ropebridge-bench-") as folder:
-        target = Path(folder) / "parameters.safetensors"
+    with scratch_folder() as folder:
+        target = folder / "parameters.safetensors"
         backend = TorchBackend("real", parameters=target, backup_every=BACKUP_EVERY)
         record = backend.run(scenario, plan, make_policy(policy, scenario), STEPS)
         return record, load_file(target)

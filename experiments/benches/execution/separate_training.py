@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
@@ -25,6 +24,7 @@ from planner.scenario.cluster import Cluster, Device
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import LearningRateSchedule, Optimizer
+from traces.common.atomic import scratch_folder
 
 MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
 HUB = "hub"
@@ -92,8 +92,8 @@ def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
         Pipeline((Stage(*stage, (Replica(device),), 1),), (_SAMPLES // len(TWO_DEVICES),)) for device in TWO_DEVICES
     )
     plan = Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
-    with TemporaryDirectory(prefix="ropebridge-") as folder:
-        target = Path(folder) / "parameters.safetensors"
+    with scratch_folder() as folder:
+        target = folder / "parameters.safetensors"
         record = TorchBackend("real", emulator="none", parameters=target).run(scenario, plan, None, steps)
         return held_out_loss(load_file(target)), measure(record).wan_bytes
 

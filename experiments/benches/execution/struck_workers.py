@@ -7,9 +7,7 @@ profile, which is slower than the machine: so workers that are away leave no fas
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median, stdev
-from tempfile import TemporaryDirectory
 
 from safetensors.torch import load_file
 
@@ -19,12 +17,13 @@ from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.runs.metrics import worker_steps
+from planner.runs.event_totals import worker_steps
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
+from traces.common.atomic import scratch_folder
 
 _WORKERS = ("west", "east", "north", "south")
 _SAMPLES = 8
@@ -124,8 +123,8 @@ def strikes(run_s: float, every_s: float) -> tuple[Fault, ...]:
 
 def _train(seed: int, steps: int, faults: Sequence[Fault]) -> Course:
     scenario, plan = _case(seed, steps, faults)
-    with TemporaryDirectory(prefix="ropebridge-") as folder:
-        target = Path(folder) / "parameters.safetensors"
+    with scratch_folder() as folder:
+        target = folder / "parameters.safetensors"
         backend = TorchBackend("real", emulator="none", parameters=target, at_profile_speed=True)
         record = backend.run(scenario, plan, None, steps)
         return course_of(record, faults, held_out_loss(load_file(target)))

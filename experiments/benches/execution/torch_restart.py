@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,6 +24,7 @@ from torch import distributed, nn
 from executor.training.device import threads_of_a_rank
 from experiments.benches.cases import GLOBAL_BATCH, LEARNING_RATE, MICROBATCHES, MODEL
 from experiments.models import gpt
+from traces.common.atomic import scratch_folder
 
 RANKS = 4
 _STEPS = 100_000
@@ -35,10 +35,9 @@ _LIMIT_S = 180.0
 
 def restart_s(chance: random.Random, number: signal.Signals) -> float:
     """Train under torchrun and send a signal to a random rank; return the seconds until all ranks finish a new step."""
-    with TemporaryDirectory(prefix="ropebridge-restart-") as folder:
-        place = Path(folder)
+    with scratch_folder() as place:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        command += ["--max-restarts=3", "-m", "experiments.benches.execution.torch_restart", folder, str(_STEPS)]
+        command += ["--max-restarts=3", "-m", "experiments.benches.execution.torch_restart", str(place), str(_STEPS)]
         environment = {
             **os.environ,
             "GLOO_SOCKET_IFNAME": "lo",

@@ -6,8 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from experiments.benches.faults.case import STEPS, Case
 from experiments.benches.faults.judging import MOST_DIFFERENCE, undisturbed
@@ -15,8 +13,9 @@ from experiments.benches.faults.running import Ended, Running
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.runs.folder import read_record
 from planner.events.event import EventKind
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.runs.record import RunRecord
+from traces.common.atomic import scratch_folder
 
 MINUTES, QUICK_MINUTES = 30, 1
 
@@ -75,7 +74,7 @@ def _case(steps: int) -> Case:
 
 def _train(steps: int) -> tuple[Ended, RunRecord]:
     case = _case(steps)
-    with TemporaryDirectory(prefix="ropebridge-bench-") as folder, Running(case, Path(folder)) as running:
+    with scratch_folder() as folder, Running(case, folder) as running:
         ended = running.carry_out((), 1.0, _LIMIT_S + steps)
         if ended.status != 0:
             raise RuntimeError(f"the training ended with status {ended.status}: {ended.said}")

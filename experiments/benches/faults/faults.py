@@ -8,8 +8,6 @@ stay behind.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from safetensors.torch import load_file
 
@@ -23,7 +21,8 @@ from experiments.benches.faults.running import Ended, Running
 from experiments.benches.faults.trials import CUT, LAUNCHER, Trial, draw
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.runs.folder import read_record
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
+from traces.common.atomic import scratch_folder
 from traces.common.errors import RopebridgeError
 
 COUNT, QUICK_COUNT = 100, 4
@@ -110,7 +109,7 @@ def carry_out(trial: Trial, usual: Usual) -> Row:
             # On one host no link is cut before second 0 of the run, at which its links begin.
             at_s = strike.at * usual.whole_s - (0.0 if trial.case.hosts else usual.origin_s)
             cuts.append((max(0.0, at_s), max(0.0, at_s) + strike.lasts_s))
-    with TemporaryDirectory(prefix="ropebridge-bench-") as folder, Running(trial.case, Path(folder), cuts) as running:
+    with scratch_folder() as folder, Running(trial.case, folder, cuts) as running:
         how, wrong, ends = _struck(trial, running, usual)
         steps, difference = STEPS, float("inf")
         if not wrong:
@@ -181,7 +180,7 @@ def _trained(running: Running, ends: list[Ended]) -> tuple[Trained, Moves]:
 
 def _usual(where: str, places: int) -> Usual:
     case = Case(next(iter(SHAPES)), "none", "momentum", where, places)
-    with TemporaryDirectory(prefix="ropebridge-bench-") as folder, Running(case, Path(folder)) as running:
+    with scratch_folder() as folder, Running(case, folder) as running:
         # The longest that an undisturbed run may take on a busy machine.
         ended = running.carry_out((), 1.0, 300.0)
         if ended.status != 0 or ended.left:

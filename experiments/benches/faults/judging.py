@@ -5,8 +5,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
@@ -21,6 +19,7 @@ from planner.events.event import EventKind
 from planner.files.plan import parse_plan, plan_json
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
+from traces.common.atomic import scratch_folder
 from traces.common.errors import RunError
 
 # Largest difference of a loss or a parameter, divided by 1 + its value.
@@ -119,9 +118,9 @@ def _undisturbed(case: Case, texts: tuple[tuple[int, str], ...]) -> Trained:
     plan = early[-1] if early else case.plan
     later = [(step, plan) for step, plan in moves if step >= DECISION_LAG_STEPS]
     for _ in range(_REPEATS):
-        with TemporaryDirectory(prefix="ropebridge-bench-") as folder:
-            scenario = case.write_scenario(Path(folder) / "faults.yaml")
-            target = Path(folder) / "parameters.safetensors"
+        with scratch_folder() as folder:
+            scenario = case.write_scenario(folder / "faults.yaml")
+            target = folder / "parameters.safetensors"
             policy = MovingPolicy(later) if later else None
             record = TorchBackend("real", parameters=target, on_this_device=True).run(scenario, plan, policy, STEPS)
             if [each.first_step for each in record.decisions] == [step for step, _ in _changing(plan, later)]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 from executor.core.clock import read_origin
 from executor.core.subprocesses import python_environment
@@ -21,6 +20,7 @@ from experiments.benches.faults.case import Case
 from experiments.benches.faults.processes import places_listened_at
 from experiments.benches.faults.running import Running
 from experiments.benches.result import BenchResult, Row, at_most
+from traces.common.atomic import scratch_folder
 
 ROUNDS, QUICK_ROUNDS = 12, 3
 
@@ -48,7 +48,7 @@ def measure_strangers(quick: bool, tell: Callable[[str], None], count: int | Non
     rounds = count or (QUICK_ROUNDS if quick else ROUNDS)
     case = Case("line", "none", "momentum", "shaper", 2, _STEPS)
     rows: list[Row] = []
-    with TemporaryDirectory(prefix="ropebridge-bench-") as folder, Running(case, Path(folder)) as running:
+    with scratch_folder() as folder, Running(case, folder) as running:
         whole_s = _START_S + rounds * (_ATTACKED_S + _QUIET_S)
         training = threading.Thread(target=running.carry_out, args=((), 1.0, whole_s), daemon=True)
         training.start()

@@ -1,4 +1,4 @@
-"""The fleets of the planner bench: the published fleets in one zone, and a thousand GPUs in sixteen regions."""
+"""The fleets of the planner bench: the published fleets in one zone, and thousands of GPUs in many regions."""
 
 from dataclasses import dataclass
 from itertools import combinations, cycle
@@ -24,7 +24,7 @@ GLOBAL_BATCH = 1024
 
 # The regions take these GPU kinds in turn.
 WIDE_KINDS = ("a100-40", "v100-16", "rtx-3090", "titan-rtx")
-WIDE_REGIONS, WIDE_HOSTS, WIDE_HOST_GPUS = 16, 8, 8
+WIDE_HOST_GPUS = 8
 # Assumption: 200 Gbit/s inside a host (PCIe 4.0), 25 Gbit/s for a host's interface, and a fabric that never limits.
 INSIDE_HOST_BPS, INTERFACE_BPS = 200e9, 25e9
 WIDE_BPS = (0.1e9, 1e9)
@@ -63,6 +63,28 @@ PUBLISHED_FLEETS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class WideFleet:
+    """GPUs in regions over slow links of random rates and latencies.
+
+    Attributes:
+        hosts: Number of hosts of each region.
+        most_search_s: Most seconds of processor time that a search may take.
+    """
+
+    regions: int
+    hosts: int
+    most_search_s: float
+
+    @property
+    def name(self) -> str:
+        """Return the fleet's numbers of GPUs and regions as text."""
+        return f"{self.regions * self.hosts * WIDE_HOST_GPUS:,} GPUs in {self.regions} regions"
+
+
+WIDE_FLEETS = (WideFleet(16, 8, 5.0), WideFleet(64, 8, 20.0), WideFleet(64, 20, 60.0))
+
+
 def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: MeasuredFiles) -> Scenario:
     """Return a scenario that trains the measured model on whole nodes of two kinds, in fp32 with Adam.
 
@@ -85,10 +107,10 @@ def fleet_scenario(name: str, a100: int, v100: int, global_batch: int, files: Me
     )
 
 
-def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
-    """Return a scenario of 1,024 GPUs of four kinds in 16 regions, over slow links of random rates and latencies."""
+def wide_scenario(fleet: WideFleet, files: MeasuredFiles, seed: int = 0) -> Scenario:
+    """Return a scenario of the fleet's GPUs, of four kinds, over slow links of random rates and latencies."""
     random = np.random.default_rng(seed)
-    regions = [f"region-{number}" for number in range(WIDE_REGIONS)]
+    regions = [f"region-{number}" for number in range(fleet.regions)]
     devices = tuple(
         Device(
             f"{region}-host-{host}-gpu-{gpu}",
@@ -99,17 +121,17 @@ def wide_scenario(name: str, files: MeasuredFiles, seed: int = 0) -> Scenario:
             interface_bps=INTERFACE_BPS,
         )
         for region, kind in zip(regions, cycle(map(find_kind, WIDE_KINDS)), strict=False)
-        for host in range(WIDE_HOSTS)
+        for host in range(fleet.hosts)
         for gpu in range(WIDE_HOST_GPUS)
     )
-    links = [Link(region, region, WIDE_HOSTS * INTERFACE_BPS, LOCAL_LATENCY_S) for region in regions]
+    links = [Link(region, region, fleet.hosts * INTERFACE_BPS, LOCAL_LATENCY_S) for region in regions]
     for pair in combinations(regions, 2):
         bandwidth_bps, latency_s = float(random.uniform(*WIDE_BPS)), float(random.uniform(*WIDE_LATENCY_S))
         links.extend(Link(*ends, bandwidth_bps, latency_s) for ends in (pair, pair[::-1]))
     hosts = dict.fromkeys(device.host for device in devices)
     links.extend(Link(host, host, INSIDE_HOST_BPS, latency_s=0.0) for host in hosts)
     return Scenario(
-        name,
+        fleet.name,
         Cluster(devices, tuple(links)),
         read_sailor(files.times, files.sizes, files.model_name),
         Training(GLOBAL_BATCH, optimizer=Optimizer("adamw")),

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -29,6 +28,7 @@ from planner.files.scenario import read_scenario
 from planner.runs.metrics import measure
 from planner.scenario.scenario import ModelCode, Scenario
 from sim.simulator import Simulator
+from traces.common.atomic import scratch_folder
 from traces.common.errors import RunError
 
 ROUNDS = 7
@@ -66,8 +66,8 @@ def _case(case: TrainedCase, rounds: int, tell: Callable[[str], None]) -> Row:
     predicted, measured = [], []
     for number in range(rounds):
         tell(f"{case.name}, round {number + 1} of {rounds}")
-        with TemporaryDirectory(prefix="ropebridge-profile-") as folder:
-            scenario = _profiled(case, Path(folder))
+        with scratch_folder() as folder:
+            scenario = _profiled(case, folder)
         plan = case.plan(scenario, SCHEDULE)
         predicted.append(measure(Simulator().run(scenario, plan, None, case.steps)).step_s)
         run = TorchBackend("real", emulator="none").run(scenario, plan, None, case.steps)

@@ -15,7 +15,7 @@ from experiments.benches.simulation.yardsticks import PlainPipeline, makespan_s,
 from planner.cost.stage import scheduling_problem
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import EXPLICIT, Pipeline, Plan, Replica, Stage
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import ComputeEffects, Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable

@@ -11,8 +11,9 @@ from experiments.report.data.labels import Line, device_names, run_line, run_nam
 from experiments.report.data.link_rates import Traffic, busiest, wan_traffic
 from planner.events.event import EventKind
 from planner.events.log import as_log
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import MemoryTimeline, memory_timelines
-from planner.runs.metrics import Metrics, measure, step_ends_s
+from planner.runs.metrics import Metrics, measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Link
 

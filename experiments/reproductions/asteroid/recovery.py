@@ -18,7 +18,7 @@ from experiments.reproductions.comparisons.best_plan import samples_per_s
 from planner.adapt.migration import Migration, backup_holders, backup_moves, migration_between
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import (
     CANDIDATE_S,

@@ -11,7 +11,7 @@ from experiments.benches.planning.pipeline_families import Times, problem_of
 from experiments.benches.result import Row
 from experiments.reproductions.comparisons.best_plan import best_entry, best_of, describe
 from experiments.reproductions.comparisons.contenders import CONTENDERS, asteroid_plans
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.timing import finish_s
 from planner.schedules.one_f_one_b import one_f_one_b

@@ -14,8 +14,6 @@ of 100 Mbit/s emulated inside the processes (`--emulator shaper`).
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from safetensors.torch import load_file
 from torch import nn
@@ -40,6 +38,7 @@ from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greed
 from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, region_offers, with_exchanges
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
+from traces.common.atomic import scratch_folder
 
 # Ratio of the samples in the region of the older generation to those in the region of the newer one.
 RATIOS = ((1, 1), (2, 1), (1, 2))
@@ -164,8 +163,8 @@ def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
         plan = make_plan("greedy", scenario)
         tell(f"training {scenario.model.name} with {method}, data {place}")
         chosen = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=BOUND))
-        with TemporaryDirectory(prefix="ropebridge-") as folder:
-            target = Path(folder) / "parameters.safetensors"
+        with scratch_folder() as folder:
+            target = folder / "parameters.safetensors"
             record = TorchBackend("real", emulator="shaper", parameters=target).run(
                 scenario, chosen, None, TRAINED_STEPS
             )

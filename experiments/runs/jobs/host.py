@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from executor.core.subprocesses import end as end_process
 from executor.core.subprocesses import python_environment
@@ -30,6 +29,7 @@ from experiments.runs.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignmen
 from experiments.runs.jobs.packing import unpack
 from experiments.runs.jobs.states import Outcome
 from planner.scenario.datasheet import DATASHEET, is_gpu
+from traces.common.atomic import scratch_folder
 from traces.common.errors import InputError, RunError
 
 # Heartbeats in a lease: some may be lost before the lease runs out.
@@ -303,5 +303,5 @@ def run_host(client: Client, name: str, devices: Mapping[str, int], shared: Path
             f"--shared {shared}",
             "make it on the disk that all hosts share",
         )
-    with TemporaryDirectory(prefix="ropebridge-host-", ignore_cleanup_errors=True) as folder:
-        JobHost(client, name, devices, shared, Path(folder), tell).run()
+    with scratch_folder() as folder:
+        JobHost(client, name, devices, shared, folder, tell).run()

@@ -2,7 +2,6 @@
 
 import io
 import re
-import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -24,6 +23,7 @@ from experiments.runs.jobs.messages import BODY_BYTES, parse
 from experiments.runs.jobs.placement import Devices
 from experiments.runs.jobs.store import Submission
 from planner.check import check_plan
+from traces.common.atomic import scratch_folder
 from traces.common.errors import InputError
 from traces.common.units import size_text
 
@@ -45,8 +45,8 @@ def pack(bundle: RunBundle) -> bytes:
         InputError: The files are too large for a request.
     """
     body = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="ropebridge-") as place:
-        folder = Path(place) / "job"
+    with scratch_folder() as place:
+        folder = place / "job"
         bundle.write(folder)
         with zipfile.ZipFile(body, "w") as packed:
             for path in sorted(each for each in folder.rglob("*") if each.is_file()):
@@ -92,8 +92,8 @@ def check_submission(content: bytes) -> Submission:
     Raises:
         InputError: The job is not valid; the message does not name folders of this machine.
     """
-    with tempfile.TemporaryDirectory(prefix="ropebridge-") as place:
-        folder = Path(place) / "job"
+    with scratch_folder() as place:
+        folder = place / "job"
         try:
             unpack(content, folder)
             parse(HostedRun, (folder / "run.json").read_bytes())

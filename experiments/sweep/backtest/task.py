@@ -19,7 +19,8 @@ from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.files.scenario import read_scenario
 from planner.plan.plan import Plan
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.event_totals import step_ends_s
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan, make_policy

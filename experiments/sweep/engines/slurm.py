@@ -8,13 +8,12 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.sweep.engines.local import interrupts_held_back
 from experiments.sweep.points import Point
 from experiments.sweep.worker import Portion, Task, carry_out_points, one_thread_each
-from traces.common.atomic import write_text_atomically
+from traces.common.atomic import scratch_folder, write_text_atomically
 from traces.common.errors import InputError
 
 _FILE = "under-way"
@@ -78,8 +77,8 @@ class SlurmJobs:
         self._settings = settings
         self._cluster = cluster
         # The settings are checked with another folder: submitit creates it at once, but nothing may change here yet.
-        with TemporaryDirectory(prefix="ropebridge-sweep-") as scratch:
-            self._executor(Path(scratch))
+        with scratch_folder() as scratch:
+            self._executor(scratch)
 
     def carry_out(self, task: Task, points: Sequence[Point], *, alone: bool) -> Generator[Portion, None, None]:
         """Carry out all points; see `Engine.carry_out`."""

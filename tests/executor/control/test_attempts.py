@@ -15,7 +15,8 @@ from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
 from experiments.runs.scenario import choose_scenario
 from planner.events.event import ABSENT, EventKind, EventWriter, fault_event, in_order
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.event_totals import step_ends_s
+from planner.runs.metrics import measure
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
 from tests.helpers.processes.command import ropebridge

@@ -20,7 +20,7 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.training.device import cpu_name, gpu_names
 from experiments.benches.faults.processes import MARK, marked_processes
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario
 from tests.helpers.networks.several_hosts import free_port, hosts_on_loopback, start_member

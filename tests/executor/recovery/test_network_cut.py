@@ -9,7 +9,7 @@ import pytest
 from executor.backend import TorchBackend
 from executor.wan.testbed import missing
 from planner.events.event import EventKind
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.faults import LinkOutage
 from planner.systems.deepcee.policy import DepthPolicy
 from tests.helpers.processes.training import GPT, assert_trained, hybrid_plan, train_in_one_process, training_scenario

@@ -16,7 +16,7 @@ from executor.core.liveness import beat_path
 from executor.wan.testbed import missing
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Synchronisation
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
 from tests.helpers.processes.blows import await_step, strike

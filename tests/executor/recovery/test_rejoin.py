@@ -19,7 +19,7 @@ from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.blows import strike

@@ -18,7 +18,8 @@ from executor.recovery.checkpoints import resumption
 from experiments.runs.folder import read_record
 from planner.events.event import in_order
 from planner.plan.plan import Plan
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.event_totals import step_ends_s
+from planner.runs.metrics import measure
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer

@@ -19,7 +19,8 @@ from executor.recovery.checkpoints import CheckpointFolder, resumption
 from planner.events.event import OUTER_ACTION, EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.runs.metrics import measure, worker_steps
+from planner.runs.event_totals import worker_steps
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from tests.executor.runtime.test_decoupled import apart
 from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, TOLERANCE, scenario_of

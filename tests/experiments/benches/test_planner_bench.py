@@ -10,13 +10,12 @@ from experiments.benches.planning import planner as bench
 from experiments.benches.planning.planner import (
     OURS,
     OURS_BY_CLOSED_FORM,
-    WIDE,
     LimitedProcess,
     PlannerCase,
     measure_planner,
     plan_and_score,
 )
-from experiments.benches.planning.planner_fleets import PublishedFleet, wide_scenario
+from experiments.benches.planning.planner_fleets import WIDE_FLEETS, PublishedFleet, wide_scenario
 from experiments.benches.result import Row
 from tests.helpers.scenarios.fleet_files import write_fleet_files
 
@@ -83,11 +82,11 @@ def test_checks_hold_our_strategy_to_the_figures_carried_over() -> None:
     assert values([other, row_of(asked, SMALL.name, 0.6, 0.4, "no")])[0] == (0.0, False)
     # A search that found nothing was not quick.
     assert values([other, row_of(asked, SMALL.name, 0.0, 0.0, "")])[1] == (math.inf, False)
-    assert values([row_of(OURS, WIDE, 0.0, 0.4, "")]) == [(2.5, True)]
+    assert values([row_of(OURS, WIDE_FLEETS[0].name, 0.0, 0.4, "")]) == [(2.5, True)]
 
 
 def test_a_thousand_devices_in_sixteen_regions(tmp_path: Path) -> None:
-    scenario = wide_scenario(WIDE, write_fleet_files(tmp_path))
+    scenario = wide_scenario(WIDE_FLEETS[0], write_fleet_files(tmp_path))
     cluster = scenario.cluster
     assert (len(cluster.devices), len(cluster.regions)) == (1024, 16)
     between = [link for link in cluster.links if link.source in cluster.regions and link.source != link.target]

@@ -11,7 +11,7 @@ from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.thinking import LONGEST_WAIT_S, Thinking
 from planner.plan.plan import Plan, Replica
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario

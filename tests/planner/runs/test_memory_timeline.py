@@ -12,8 +12,8 @@ from planner.adapt.policy import Decision
 from planner.check import check_plan
 from planner.events.event import EventKind
 from planner.plan.plan import ORDERS, Pipeline, Plan, Replica, Stage
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import leaders, memory_timelines, peak_memory_bytes
-from planner.runs.metrics import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.effects import Effects, MemoryEffects
 from planner.scenario.profile import (

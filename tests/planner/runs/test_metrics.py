@@ -2,7 +2,8 @@ import pytest
 
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
-from planner.runs.metrics import measure, step_ends_s, wan_bytes
+from planner.runs.event_totals import step_ends_s, wan_bytes
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import ModelProfile

@@ -63,7 +63,7 @@ def test_the_search_sums_as_many_bytes_as_the_step(hosts: int, degree: int, whol
     option = StageOption(device_class, degree, 1, recompute=False, most_stages=1)
     # The elements of a part are rounded in the step.
     assert gradient_sum_s(TemplateStage(option, 0, 2), scenario, hosts) == pytest.approx(judged_s, rel=1e-3)
-    costs = option_costs([option], scenario, hosts, 1, 1.0)
+    costs = option_costs([option], scenario, hosts, 1, 1.0, inf)
     assert costs.sum_s[0, -1] == pytest.approx(judged_s, rel=1e-3)
 
 

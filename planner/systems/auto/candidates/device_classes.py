@@ -121,6 +121,10 @@ class StageOption:
     recompute: bool
     most_stages: int = field(compare=False)
 
+    def samples(self, microbatch: int) -> int:
+        """Return how many samples of a microbatch a replica takes at most."""
+        return -(-microbatch // self.width)
+
 
 def stage_options(
     device_classes: Sequence[DeviceClass], scenario: Scenario, pipelines: int, samples: int, recompute: bool

@@ -5,25 +5,31 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from planner.cost.layers import LayerTable, launches_s, layer_table, range_memory
+from planner.cost.layers import LayerTable, launches_s, layer_table
 from planner.cost.network import ConstantRatePath, nominal_path, payload_bps
 from planner.cost.synchronisation import group_bytes, ring_s
 from planner.scenario.scenario import Scenario
-from planner.step.graph import Floats, Ints
+from planner.step.graph import Flags, Floats, Ints
 from planner.systems.auto.candidates.cut_points import at_cut_points, cut_points, part_memory
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
 from planner.systems.auto.candidates.partition_dp import PartitionCosts
 
 
 def option_costs(
-    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, holder_factor: float
+    options: Sequence[StageOption],
+    scenario: Scenario,
+    pipelines: int,
+    microbatch: int,
+    holder_factor: float,
+    most_busy_s: float,
 ) -> PartitionCosts:
-    """Return the costs of options; the order of the classes along a pipeline is that of their first options.
+    """Return the costs of options; classes may follow each other in any order, see `with_class_order`.
 
     Args:
         options: Options on the device classes.
@@ -31,14 +37,15 @@ def option_costs(
         pipelines: Number of equal pipelines that share the classes.
         microbatch: Samples of a microbatch.
         holder_factor: Number of replicas of a layer in the whole plan divided by their number in these pipelines.
+        most_busy_s: Longest time of interest for which a microbatch keeps a link busy, seconds.
     """
-    classes = dict.fromkeys(each.device_class for each in options)
-    places = {each: place for place, each in enumerate(classes)}
     memory = [
-        part_memory(scenario, -(-microbatch // each.width), each.degree, recompute=each.recompute) for each in options
+        part_memory(scenario, each.samples(microbatch), each.degree, recompute=each.recompute) for each in options
     ]
     cuts = cut_points(scenario)
-    busy_s, round_trip_s = boundary_costs(options, scenario, pipelines, microbatch)
+    busy_s, round_trip_s, follows = boundary_costs(options, scenario, pipelines, microbatch, most_busy_s)
+    most = np.array([each.most_stages for each in options])
+    context = np.arange(most.max())[:, None]
     return PartitionCosts(
         cuts,
         np.array([[option_table(scenario, each, microbatch).compute_s[cuts]] for each in options]),
@@ -55,28 +62,31 @@ def option_costs(
             ]
         ),
         np.zeros(len(options), np.int64),
-        next_contexts(options, places),
+        follows,
+        np.zeros((len(context), len(options)), np.int64),
+        np.where(context + 1 < most, context + 1, -1),
         scenario.effects.compute.transfers_block,
         waits=False,
         adds_sums=False,
     )
 
 
-def next_contexts(options: Sequence[StageOption], places: Mapping[DeviceClass, int]) -> Ints:
-    """Return the field `PartitionCosts.next_context`, which tells what options may come in front of an option.
+def with_class_order(
+    costs: PartitionCosts, options: Sequence[StageOption], places: Mapping[DeviceClass, int]
+) -> PartitionCosts:
+    """Return costs with which a pipeline uses device classes in one order.
 
     All stages of a pipeline on one device class use the same option and are consecutive. The context is the number of
     stages on the class so far, minus one.
 
     Args:
+        costs: The costs of `option_costs`.
         options: Options on the device classes.
         places: Device class to its position along a pipeline.
     """
     place = np.array([places[each.device_class] for each in options])
-    most = np.array([each.most_stages for each in options])
-    context = np.arange(most.max())[:, None, None]
-    one_more, first = np.where(context + 1 < most, context + 1, -1), np.where(place < place[:, None], 0, -1)
-    return np.where(np.eye(len(options), dtype=np.bool_), one_more, first)
+    may = (place[:, None] < place) | np.eye(len(options), dtype=np.bool_)
+    return costs._replace(follows=costs.follows & may)
 
 
 def lower_bounds_s(
@@ -128,18 +138,13 @@ def _sums_s(scenario: Scenario, device_class: DeviceClass, degree: int, holders:
 
 def option_table(scenario: Scenario, option: StageOption, microbatch: int) -> LayerTable:
     """Return the costs of layers on one device of an option, whose replicas share ``microbatch`` samples."""
-    samples = -(-microbatch // option.width)
+    samples = option.samples(microbatch)
     return layer_table(scenario, option.device_class.kind, samples, option.degree, recompute=option.recompute)
 
 
-def option_memory(scenario: Scenario, option: StageOption, microbatch: int) -> tuple[Floats, Floats]:
-    """Return the resident and saved bytes of ranges of layers on one device of an option, as `range_memory` does."""
-    return range_memory(scenario, -(-microbatch // option.width), option.degree, recompute=option.recompute)
-
-
 def boundary_costs(
-    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int
-) -> tuple[Floats, Floats]:
+    options: Sequence[StageOption], scenario: Scenario, pipelines: int, microbatch: int, most_busy_s: float = inf
+) -> tuple[Floats, Floats, Flags]:
     """Return the costs of sending a layer's output from one stage to the next, and its gradient back.
 
     Args:
@@ -147,12 +152,14 @@ def boundary_costs(
         scenario: Scenario that gives links and sizes.
         pipelines: Number of pipelines that send at the same time.
         microbatch: Samples of a microbatch.
+        most_busy_s: Longest time of interest of the first result, seconds.
 
     Returns:
         Two arrays of seconds, [option of the sending stage, option of the receiving stage, layer]. The first is the
         time for which the outputs of all pipelines for one microbatch, or their gradients, keep the busiest link busy,
         since they share the network interfaces of hosts and the links of regions. The second is the time until one
-        output arrives, plus the time until its gradient arrives on the way back.
+        output arrives, plus the time until its gradient arrives on the way back. The third array tells between which
+        options the first time is within ``most_busy_s`` for some layer; the others have no times.
     """
     places = {each: place for place, each in enumerate(dict.fromkeys(option.device_class for option in options))}
     links = _class_links(scenario, tuple(places))
@@ -161,18 +168,33 @@ def boundary_costs(
     # Assumption: all devices of a host hold the same stage, for different pipelines or as replicas, and send together.
     senders = [min(pipelines * option.width, option.device_class.host_size // option.degree or 1) for option in options]
     host_samples = np.array(senders) * -(-microbatch // width)
-    message = -(-microbatch // np.maximum(width[:, None], width[None, :]))
-    sizes, size = np.unique(message, return_inverse=True)
-    tables = np.stack([_class_messages_s(scenario, tuple(places), each) for each in sizes.tolist()])
+    # Of two stages, the one with more replicas decides the size of a message.
+    widths, own = np.unique(width, return_inverse=True)
+    size = np.maximum(own[:, None], own)
+    tables = np.stack([_class_messages_s(scenario, tuple(places), -(-microbatch // each)) for each in widths.tolist()])
     return _both_ways(
-        tables, size.reshape(message.shape), place, links.host_s, links.region_s, host_samples, pipelines * microbatch
+        tables,
+        size,
+        place,
+        links.host_s,
+        links.region_s,
+        host_samples,
+        pipelines * microbatch,
+        most_busy_s,
     )
 
 
 @njit(cache=True)
 def _both_ways(
-    tables_s: Floats, size: Ints, place: Ints, host_s: Floats, region_s: Floats, host_samples: Ints, samples: int
-) -> tuple[Floats, Floats]:  # pragma: no cover
+    tables_s: Floats,
+    size: Ints,
+    place: Ints,
+    host_s: Floats,
+    region_s: Floats,
+    host_samples: Ints,
+    samples: int,
+    most_busy_s: float,
+) -> tuple[Floats, Floats, Flags]:  # pragma: no cover
     """Return the results of `boundary_costs`, in one pass, since arrays of all pairs of options are large.
 
     Args:
@@ -183,12 +205,28 @@ def _both_ways(
         region_s: As of `_ClassLinks`.
         host_samples: Samples of a microbatch on all devices of a host, [options].
         samples: Samples of the microbatches of all pipelines.
+        most_busy_s: As of `boundary_costs`.
     """
-    options, layers = len(place), host_s.shape[2]
+    options, layers, classes = len(place), host_s.shape[2], host_s.shape[0]
+    # Most classes of a large cluster are too far from each other, whatever the options: their times are never needed.
+    near = np.zeros((len(tables_s), classes, classes), np.bool_)
+    for number in range(len(tables_s)):
+        for one in range(classes):
+            for other in range(classes):
+                for layer in range(max(1, layers - 1)):
+                    there_s = max(samples * region_s[one, other, layer], tables_s[number, 0, one, other, layer])
+                    back_s = max(samples * region_s[other, one, layer], tables_s[number, 0, other, one, layer])
+                    if max(there_s, back_s) <= most_busy_s:
+                        near[number, one, other] = True
+                        break
     busy_s, round_trip_s = np.empty((options, options, layers)), np.empty((options, options, layers))
+    follows = np.zeros((options, options), np.bool_)
     for front in range(options):
         for rear in range(front + 1):
             one, other, number = place[front], place[rear], size[front, rear]
+            if not near[number, one, other]:
+                continue
+            follows[front, rear] = follows[rear, front] = True
             for layer in range(layers):
                 there_s = max(host_samples[front] * host_s[one, other, layer], samples * region_s[one, other, layer])
                 back_s = max(host_samples[rear] * host_s[other, one, layer], samples * region_s[other, one, layer])
@@ -197,7 +235,7 @@ def _both_ways(
                 both_s = tables_s[number, 1, one, other, layer] + tables_s[number, 1, other, one, layer]
                 busy_s[front, rear, layer] = busy_s[rear, front, layer] = max(there_s, back_s)
                 round_trip_s[front, rear, layer] = round_trip_s[rear, front, layer] = both_s
-    return busy_s, round_trip_s
+    return busy_s, round_trip_s, follows
 
 
 class _ClassLinks(NamedTuple):
@@ -229,7 +267,7 @@ def _class_messages_s(scenario: Scenario, classes: tuple[DeviceClass, ...], samp
     return times_s
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=65536)
 def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tuple[ConstantRatePath, Floats, Floats]:
     """Return the path between devices of two classes, and the times that one sample keeps shared links busy.
 
@@ -250,11 +288,17 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tup
     return nominal_path(scenario, source, target), host_s, region_s
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=65536)
 def _message_s(scenario: Scenario, one: DeviceClass, other: DeviceClass, samples: int) -> Floats:
     """Return the transmission and the delivery time of each layer's output on an idle path, seconds, [2, layers]."""
     path, _, _ = _class_path(scenario, one, other)
-    sizes, which = np.unique(
-        samples * np.array([layer.output_bytes for layer in scenario.model.layers]), return_inverse=True
-    )
-    return np.array([[path.transmission_s(size), path.delivery_s(size)] for size in sizes.tolist()])[which].T
+    sizes, which = _output_sizes(scenario)
+    times_s = [(path.transmission_s(samples * size), path.delivery_s(samples * size)) for size in sizes]
+    return np.array(times_s)[which].T
+
+
+@lru_cache(maxsize=64)
+def _output_sizes(scenario: Scenario) -> tuple[list[int], Ints]:
+    """Return the different sizes of layers' outputs for a sample, bytes, and the index of each layer's, [layers]."""
+    sizes, which = np.unique([layer.output_bytes for layer in scenario.model.layers], return_inverse=True)
+    return sizes.tolist(), which

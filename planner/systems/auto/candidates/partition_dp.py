@@ -53,8 +53,11 @@ class PartitionCosts(NamedTuple):
             [front option, rear option, layers].
         sum_s: Running sum of the times to sum the layers' gradients over replicas, [options, layers + 1].
         first_context: Context of a state with one stage, [options].
-        next_context: Context after a stage is put in front, or -1 if the front option is not allowed there,
-            [context, rear option, front option].
+        follows: Whether a stage of the rear option may come right behind one of the front option, [front option, rear
+            option]. Where it is False, ``busy_s`` and ``transfer_s`` have no meaning.
+        entered: Context after a stage of an option is put in front of one of another option, or -1 if it may not be,
+            [context, front option].
+        stayed: As ``entered``, where the stage behind has the same option, [context, option].
         blocks: Whether a device computes nothing during its transfers.
         waits: Whether a stage may hold fewer microbatches than its depth, and then waits; otherwise it does not fit.
         adds_sums: Whether gradient sums count as part of the round trip.
@@ -70,7 +73,9 @@ class PartitionCosts(NamedTuple):
     transfer_s: Floats
     sum_s: Floats
     first_context: Ints
-    next_context: Ints
+    follows: Flags
+    entered: Ints
+    stayed: Ints
     blocks: bool
     waits: bool
     adds_sums: bool
@@ -92,6 +97,35 @@ class Limits(NamedTuple):
     round_trip_s: float
     quickest_s: Floats
     sum_s: float
+
+
+class Tables(NamedTuple):
+    """What one run of the dynamic programme fills, of every state, [stages so far, option, context, first layer].
+
+    Attributes:
+        round_trip_s: Shortest round trip of the stages so far, seconds; infinite if the state is impossible.
+        next_state: Flat index of the state without the first of these stages, or -1 if there is only one stage.
+        reached: Whether there are possible states at all, [stages so far, option, context]. Most have none, and then
+            the entries of the tables above have no meaning.
+        least_s: Shortest round trip with any number of stages so far, seconds, [option, context, first layer].
+    """
+
+    round_trip_s: Floats
+    next_state: Ints
+    reached: Flags
+    least_s: Floats
+
+
+class Fronts(NamedTuple):
+    """The options that may come in front of each option: those of option i are entries ``start[i]`` to ``start[i+1]``.
+
+    Attributes:
+        option: Front options, one list after the other.
+        start: Index in ``option`` of each option's first one, and the end of the last list, [options + 1].
+    """
+
+    option: Ints
+    start: Ints
 
 
 class Partition(NamedTuple):
@@ -124,22 +158,20 @@ def best_partition(
         limit_s: Longest time of a step without gradient sums, seconds.
         most_sum_s: Longest gradient sum of a stage, seconds.
     """
-    options, layers, contexts = costs.compute_s.shape[0], costs.compute_s.shape[2] - 1, costs.next_context.shape[0]
-    round_trip_s = np.empty((most_stages + 1, options, contexts, layers))
-    next_state = np.empty((most_stages + 1, options, contexts, layers), np.int64)
-    reached = np.empty((most_stages + 1, options, contexts), np.bool_)
+    layers, contexts = costs.compute_s.shape[2] - 1, costs.entered.shape[0]
+    tables, fronts = new_tables(costs, most_stages), fronts_within(costs, limit_s / microbatches)
     quickest_s = np.zeros(layers)
     for layer in range(layers - 1):
         own_s = (costs.compute_s[:, 0, layer + 1] - costs.compute_s[:, 0, layer]).min()
         quickest_s[layer + 1] = quickest_s[layer] + own_s
     high, low, most_s = limit_s / microbatches, least_s, limit_s - (microbatches - 1) * least_s
     limits = Limits(microbatches, high, most_s, quickest_s, most_sum_s)
-    if not fill(costs, limits, round_trip_s, next_state, reached, True):
+    if not fill(costs, limits, fronts, tables, True):
         return Partition(np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64))
     while high - low > ACCURACY * high:
         middle, most_s = (low + high) / 2, limit_s - (microbatches - 1) * low
         limits = Limits(microbatches, middle, most_s, quickest_s, most_sum_s)
-        if fill(costs, limits, round_trip_s, next_state, reached, True):
+        if fill(costs, limits, fronts, tables, True):
             high = middle
         else:
             low = middle
@@ -153,52 +185,80 @@ def best_partition(
             break
         last_s = bound_s
         limits = Limits(microbatches, bound_s, min(most_s, shorter_s), quickest_s, most_sum_s)
-        fill(costs, limits, round_trip_s, next_state, reached, False)
-        trip_s, start = best_start(round_trip_s, reached, 0, contexts)
+        fill(costs, limits, fronts, tables, False)
+        trip_s, start = best_start(tables, 0, contexts)
         if (microbatches - 1) * bound_s + trip_s < best_s:
             best_s, best_bound_s, best_trip_s = (microbatches - 1) * bound_s + trip_s, bound_s, trip_s
-            stages = unwind(start, next_state, option, first_layer)
+            stages = unwind(start, tables.next_state, option, first_layer)
     return Partition(best_bound_s, best_trip_s, option[:stages], costs.cuts[first_layer[:stages]])
 
 
 @njit(cache=True)
-def best_start(
-    round_trip_s: Floats, reached: Flags, context: int, end_context: int
-) -> tuple[float, int]:  # pragma: no cover
+def new_tables(costs: PartitionCosts, most_stages: int) -> Tables:  # pragma: no cover
+    """Return tables for pipelines of up to ``most_stages`` stages."""
+    options, layers, contexts = costs.compute_s.shape[0], costs.compute_s.shape[2] - 1, costs.entered.shape[0]
+    return Tables(
+        np.empty((most_stages + 1, options, contexts, layers)),
+        np.empty((most_stages + 1, options, contexts, layers), np.int64),
+        np.empty((most_stages + 1, options, contexts), np.bool_),
+        np.empty((options, contexts, layers)),
+    )
+
+
+@njit(cache=True)
+def fronts_within(costs: PartitionCosts, bound_s: float) -> Fronts:  # pragma: no cover
+    """Return the options that may come in front of each, unless a link between them would always exceed a bound.
+
+    Args:
+        costs: Costs of layers on each option.
+        bound_s: Longest time for which a boundary's message may keep a link busy, seconds.
+    """
+    options, layers = costs.compute_s.shape[0], costs.compute_s.shape[2] - 1
+    option, start = np.empty(options * options, np.int64), np.zeros(options + 1, np.int64)
+    count = 0
+    for rear in range(options):
+        for front in range(options):
+            if costs.follows[front, rear]:
+                for layer in range(layers - 1):
+                    if costs.busy_s[front, rear, layer] <= bound_s:
+                        option[count] = front
+                        count += 1
+                        break
+        start[rear + 1] = count
+    return Fronts(option[:count], start)
+
+
+@njit(cache=True)
+def best_start(tables: Tables, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
     """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its entry in the tables.
 
     Only entries with contexts ``context`` to ``end_context`` - 1 are considered.
     """
     best_s, start = np.inf, -1
-    stages, options, contexts, layers = round_trip_s.shape
+    stages, options, contexts, layers = tables.round_trip_s.shape
     for number in range(1, stages):
         for option in range(options):
             for place in range(context, end_context):
-                if reached[number, option, place] and round_trip_s[number, option, place, 0] < best_s:
-                    best_s = round_trip_s[number, option, place, 0]
+                if tables.reached[number, option, place] and tables.round_trip_s[number, option, place, 0] < best_s:
+                    best_s = tables.round_trip_s[number, option, place, 0]
                     start = ((number * options + option) * contexts + place) * layers
     return best_s, start
 
 
 @njit(cache=True)
 def fill(
-    costs: PartitionCosts, limits: Limits, round_trip_s: Floats, next_state: Ints, reached: Flags, stops: bool
+    costs: PartitionCosts, limits: Limits, fronts: Fronts, tables: Tables, stops: bool
 ) -> bool:  # pragma: no cover
     """Fill tables, and return whether some whole pipeline keeps the limits; with ``stops``, as soon as one is found.
 
-    Two tables have an entry for each state, [stages so far, option, context, first layer]. An entry of ``round_trip_s``
-    becomes the shortest round trip of the stages so far, seconds; it is infinite if the state is impossible. An entry
-    of ``next_state`` becomes the flat index of the state without the first of these stages, or -1 if there is only one
-    stage. ``reached`` tells of which stages, options and contexts there are possible states at all, [stages so far,
-    option, context]: most have none, and then the tables' entries have no meaning.
+    A state with more stages and no shorter round trip is not extended, since stages in front of more stages need at
+    least as much memory.
     """
-    tables, options, contexts, layers = round_trip_s.shape
+    round_trip_s, next_state, reached, least_s = tables
+    stages_end, options, contexts, layers = round_trip_s.shape
     reached[:] = False
     is_whole = False
-    # Shortest round trip of an option, context and first layer with any number of stages so far. A state with more
-    # stages and no shorter round trip is not extended, since stages in front of more stages need at least as much
-    # memory.
-    least_s = np.full((options, contexts, layers), np.inf)
+    has_least = np.zeros((options, contexts), np.bool_)
     for option in range(options):
         for first in range(layers - 1, -1, -1):
             time_s, sum_s = compute_s(costs, option, first, layers), _sum_s(costs, option, first, layers)
@@ -215,18 +275,21 @@ def fill(
             round_trip_s[1, option, costs.first_context[option], first] = total_s
             next_state[1, option, costs.first_context[option], first] = -1
             is_whole = is_whole or first == 0
-    for stages in range(1, tables - 1):
+    for stages in range(1, stages_end - 1):
         for option in range(options):
             for context in range(contexts):
                 if not reached[stages, option, context]:
                     continue
+                if not has_least[option, context]:
+                    has_least[option, context] = True
+                    least_s[option, context] = np.inf
                 for end in range(1, layers):
                     so_far_s = round_trip_s[stages, option, context, end]
                     if so_far_s < least_s[option, context, end]:
                         least_s[option, context, end] = so_far_s
                         here = ((stages * options + option) * contexts + context) * layers + end
                         state = (stages, option, context, end, here)
-                        is_whole |= _prepend(costs, limits, state, round_trip_s, next_state, reached)
+                        is_whole |= _prepend(costs, limits, fronts, state, tables)
                         if is_whole and stops:
                             return True
     return is_whole
@@ -234,22 +297,18 @@ def fill(
 
 @njit(cache=True)
 def _prepend(
-    costs: PartitionCosts,
-    limits: Limits,
-    state: tuple[int, int, int, int, int],
-    round_trip_s: Floats,
-    next_state: Ints,
-    reached: Flags,
+    costs: PartitionCosts, limits: Limits, fronts: Fronts, state: tuple[int, int, int, int, int], tables: Tables
 ) -> bool:  # pragma: no cover
     """Put every stage that can be in front of a state into the tables of `fill`; return whether one is the first.
 
     The state is given by its place in the tables and its flat index.
     """
     stages, option, context, end, here = state
+    round_trip_s, next_state, reached, _ = tables
     is_whole = False
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
-    for front in range(round_trip_s.shape[1]):
-        place = costs.next_context[context, option, front]
+    for front in fronts.option[fronts.start[option] : fronts.start[option + 1]]:
+        place = costs.stayed[context, front] if front == option else costs.entered[context, front]
         if place < 0 or costs.busy_s[front, option, end - 1] > limits.bound_s:
             continue
         transfer_s = costs.transfer_s[front, option, end - 1]

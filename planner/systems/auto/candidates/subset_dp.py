@@ -24,6 +24,8 @@ from planner.systems.auto.candidates.partition_dp import (
     best_start,
     compute_s,
     fill,
+    fronts_within,
+    new_tables,
     unwind,
     wait_s,
 )
@@ -111,7 +113,8 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
     busy_s, delivery_s = _boundary_costs(devices, scenario, microbatch)
     sets = np.array(subsets)
     sums_s = np.array([_gradient_sum_s(devices_of(subset, devices), scenario) for subset in subsets])
-    context = np.arange(len(subsets) + 1)[:, None, None]
+    context = np.arange(len(subsets) + 1)[:, None]
+    entered = np.where((context & sets) == 0, context | sets, -1)
     return PartitionCosts(
         cuts,
         seconds,
@@ -125,7 +128,9 @@ def subset_costs(devices: Sequence[Device], scenario: Scenario, microbatch: int)
         # The time to sum the whole model's gradients is divided among the layers in proportion to their model state.
         sums_s[:, None] * (states / max(states[-1], 1.0)),
         sets,
-        np.where((context & sets[None, None, :]) == 0, context | sets[None, None, :], -1).repeat(len(subsets), axis=1),
+        sets[:, None] & sets == 0,
+        entered,
+        np.full_like(entered, -1),
         scenario.effects.compute.transfers_block,
         waits=True,
         adds_sums=True,
@@ -243,20 +248,11 @@ def _best_pipelines(
     best_s = np.full((len(bounds_s), options + 1), np.inf)
     subset = np.zeros((len(bounds_s), options + 1, devices), np.int64)
     first_layer = np.zeros((len(bounds_s), options + 1, devices), np.int64)
-    round_trip_s = np.empty((devices + 1, options, options + 1, layers))
-    next_state = np.empty((devices + 1, options, options + 1, layers), np.int64)
-    reached = np.empty((devices + 1, options, options + 1), np.bool_)
+    tables, fronts = new_tables(costs, devices), fronts_within(costs, bounds_s[-1])
     for number, bound_s in enumerate(bounds_s):
-        fill(
-            costs,
-            Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf),
-            round_trip_s,
-            next_state,
-            reached,
-            False,
-        )
+        fill(costs, Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf), fronts, tables, False)
         for used in range(1, options + 1):
-            best_s[number, used], start = best_start(round_trip_s, reached, used, used + 1)
-            stages = unwind(start, next_state, subset[number, used], first_layer[number, used])
+            best_s[number, used], start = best_start(tables, used, used + 1)
+            stages = unwind(start, tables.next_state, subset[number, used], first_layer[number, used])
             subset[number, used, :stages] += 1
     return best_s, subset, first_layer

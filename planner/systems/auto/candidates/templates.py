@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.cost.layers import launches_s
+from planner.cost.layers import launches_s, range_memory
 from planner.cost.synchronisation import group_bytes
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import StageOption
-from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_memory, option_table
+from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_table
 
 # `retimed` tries microbatches that are smaller and larger than the template's by up to this factor.
 _WIDEST = 2.0
@@ -126,13 +126,14 @@ def _times_s(
 ) -> tuple[float, float]:
     """Return ``bottleneck_s`` and ``round_trip_s`` of a template, both `INFEASIBLE_S` if a stage exceeds memory."""
     options = [stage.option for stage in stages]
-    busy_s, both_ways_s = boundary_costs(options, scenario, pipelines, microbatch)
+    busy_s, both_ways_s, _ = boundary_costs(options, scenario, pipelines, microbatch)
     blocks = scenario.effects.compute.transfers_block
     bottleneck_s = round_trip_s = 0.0
     for index, (stage, option) in enumerate(zip(stages, options, strict=True)):
         depth = min(microbatches, len(stages) - index)
         own = stage.first_layer, stage.end_layer
-        resident_bytes, saved_bytes = (each[own] for each in option_memory(scenario, option, microbatch))
+        memory = range_memory(scenario, option.samples(microbatch), option.degree, recompute=option.recompute)
+        resident_bytes, saved_bytes = (each[own] for each in memory)
         if resident_bytes + depth * saved_bytes > option.device_class.memory_bytes:
             return INFEASIBLE_S, INFEASIBLE_S
         until_s = option_table(scenario, option, microbatch).compute_s

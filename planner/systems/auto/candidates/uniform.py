@@ -17,7 +17,7 @@ import numpy as np
 from planner.cost.network import nominal_path
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption, stage_options
-from planner.systems.auto.candidates.option_costs import lower_bounds_s, next_contexts, option_costs
+from planner.systems.auto.candidates.option_costs import lower_bounds_s, option_costs, option_table, with_class_order
 from planner.systems.auto.candidates.partition_dp import Partition, best_partition
 from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sum_s
 from planner.systems.deepcee.device_groups import best_order, nearest_from, path_cost
@@ -127,12 +127,14 @@ def _templates(
 
     Steps without gradient sums take no longer than ``limit_s`` seconds.
     """
-    costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor)
     # The bisection needs a finite limit: 4 times the compute time of all layers on the slowest option.
-    limit_s = min(limit_s, 4 * costs.compute_s.max() * shape.microbatches)
+    alone_s = [float(option_table(scenario, each, shape.microbatch).compute_s[-1]) for each in shape.options]
+    limit_s = min(limit_s, 4 * max(alone_s) * shape.microbatches)
+    most_busy_s = limit_s / shape.microbatches
+    costs = option_costs(shape.options, scenario, shape.pipelines, shape.microbatch, holder_factor, most_busy_s)
     layers = len(scenario.model.layers)
     for places in _orders(list(dict.fromkeys(option.device_class for option in shape.options)), scenario):
-        ordered = costs._replace(next_context=next_contexts(shape.options, places))
+        ordered = with_class_order(costs, shape.options, places)
         most_sum_s = inf
         for _ in range(_SUM_BOUNDS):
             found = best_partition(

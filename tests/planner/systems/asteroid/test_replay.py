@@ -9,7 +9,8 @@ from planner.adapt.migration import backup_holders, migration_between, migration
 from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.plan.plan import Plan
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.event_totals import step_ends_s
+from planner.runs.metrics import measure
 from planner.scenario.faults import DETECTION_S, Absence
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import full_redistribution, in_proportion, replan, replay, where_they_were

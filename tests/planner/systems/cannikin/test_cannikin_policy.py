@@ -10,7 +10,7 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.observation import Observation, Observer
 from planner.check import check_plan
 from planner.plan.plan import Plan
-from planner.runs.metrics import step_ends_s
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.scenario import Scenario
 from planner.systems.cannikin.policy import LEAST_GAIN, CannikinPolicy

@@ -10,7 +10,8 @@ from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.events.event import EventKind
 from planner.plan.plan import Plan, Synchronisation
-from planner.runs.metrics import measure, step_ends_s
+from planner.runs.event_totals import step_ends_s
+from planner.runs.metrics import measure
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown
 from planner.scenario.scenario import Scenario
 from planner.systems.cloudless.policy import CloudlessPolicy
