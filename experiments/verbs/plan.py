@@ -18,7 +18,7 @@ from planner.scenario.training import FLOAT32_BYTES
 from planner.step.orders import plan_orders
 from planner.systems.auto.objective import OBJECTIVES, Objective, contended_step_time_s
 from planner.systems.auto.robust import check_quantile
-from planner.systems.auto.strategy import plan_for, robust_plan
+from planner.systems.auto.strategy import robust_plan, start_plan
 from planner.systems.regional.report import LossReport
 from planner.systems.regional.search import LOSS_OBJECTIVES, LossGoal, plan_to_loss
 from traces.common.atomic import write_text_atomically, written_together
@@ -101,7 +101,7 @@ def _best_plan(scenario: Scenario, asked: PlanObjective) -> ChosenPlan:
             raise InputError("it has no meaning for this objective", where=option, valid=valid)
     objective = Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
     if asked.robust is None:
-        return ChosenPlan(plan_for(scenario, objective))
+        return ChosenPlan(start_plan(scenario, objective))
     try:
         check_quantile(asked.robust)
     except InputError as error:

@@ -5,7 +5,9 @@ interval, because most steps are shorter than a window and do not see the mean o
 the step time that only a share of the windows exceeds: for a share of 0.1, at least nine of ten windows are as fast.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import harmonic_mean
 
 import numpy as np
 
@@ -23,6 +25,9 @@ WINDOW_S = 60.0
 # Least number of windows into which a trace is divided, since quantiles need several values, and most windows that are
 # evaluated, at equal distances.
 LEAST_WINDOWS, MOST_WINDOWS = 10, 240
+
+# Most windows in which a start is chosen among few plans, by the detailed model.
+_MOST_COMPARED = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,19 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
     count = max(LEAST_WINDOWS, round(covered_s / window_s))
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_WINDOWS)).round())
     return [(start_s, start_s + covered_s / count) for start_s in (chosen * covered_s / count).tolist()]
+
+
+def mean_step_s(plan: Plan, scenario: Scenario, step_s: Callable[[Plan, Scenario], float]) -> float:
+    """Return the time of a step at the plan's mean throughput over windows of the traces, seconds.
+
+    Args:
+        plan: The plan to judge.
+        scenario: The scenario, whose links have traces.
+        step_s: Function from a plan and a scenario without traces to the time of a step, seconds.
+    """
+    windows = trace_windows(scenario)
+    chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_COMPARED)).round()).astype(int)
+    return harmonic_mean([step_s(plan, in_window(scenario, *windows[number])) for number in chosen])
 
 
 def robust_cost_model(scenario: Scenario, quantile: float, window_s: float = WINDOW_S) -> CostModel:

@@ -24,7 +24,7 @@ from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cl
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.local_search import improve
 from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
-from planner.systems.auto.robust import in_bad_windows, robust_cost_model
+from planner.systems.auto.robust import in_bad_windows, mean_step_s, robust_cost_model
 from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
 from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
@@ -221,6 +221,10 @@ MOST_REGIONS, MOST_REGION_SETS = 6, 3
 # clusters: the fast model does not know that sums of gradients overlap with backward, which saves half at most.
 _OVERLAP = 2.0
 
+# Share of the windows of a trace that are bad ones, and how many times as good as the plan for mean rates a plan for
+# them must be over all windows: since rates change within windows too, smaller differences may be errors.
+_BAD_WINDOWS, _WORTHWHILE = 0.1, 1.05
+
 # Candidates that are looked at for sets of regions to search alone, and the score up to which their regions are
 # searched, as a multiple of the lowest one.
 _MOST_NEAR, _NEAR = 60, 1.15
@@ -240,12 +244,36 @@ _SEEDS: tuple[tuple[Callable[[Scenario], Plan], int, float, float], ...] = (
 
 
 def auto(scenario: Scenario) -> Plan:
-    """Return the plan with the shortest step that the search finds.
+    """Return the plan of `start_plan` with the highest throughput.
 
     Raises:
         InputError: No plan fits into memory, or the model's profile has no times for a device kind of the cluster.
     """
-    return plan_for(scenario, Objective())
+    return start_plan(scenario, Objective())
+
+
+def start_plan(scenario: Scenario, objective: Objective) -> Plan:
+    """Return the plan with the lowest score by ``objective`` at the links' declared rates or over their traces.
+
+    Over traces, the throughput of a plan is its mean over windows of time. The plan for the links' mean rates is
+    compared with one for their rates in bad windows, since a link that fails often is worth less than its mean rate.
+
+    Raises:
+        InputError: As for `plan_for`.
+    """
+    plan = plan_for(scenario, objective)
+    if all(link.trace is None for link in scenario.cluster.links):
+        return plan
+    # The limits of the objective may not be kept in bad windows alone.
+    try:
+        other = plan_for(in_bad_windows(scenario, _BAD_WINDOWS), objective)
+    except InputError:
+        return plan
+
+    def score(each: Plan) -> float:
+        return objective.score(each, mean_step_s(each, scenario, contended_step_time_s), scenario)
+
+    return other if other != plan and _WORTHWHILE * score(other) < score(plan) else plan
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:

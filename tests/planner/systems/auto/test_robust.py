@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.network import ConstantRatePath
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import (
     Scenario,
@@ -15,7 +16,9 @@ from planner.scenario.scenario import (
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.robust import check_quantile, robust_cost_model, robust_rate, trace_windows
-from planner.systems.auto.strategy import plan_for, robust_plan
+from planner.systems.auto.strategy import plan_for, robust_plan, start_plan
+from planner.systems.registry import make_plan
+from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
@@ -100,6 +103,20 @@ def test_a_plan_for_bad_windows_keeps_off_a_link_that_mostly_fails() -> None:
     assert len(steady.devices) > 1
     assert len(robust.devices) == 1
     assert judge(robust) < judge(steady)
+
+
+@pytest.mark.parametrize(("rates_bps", "crosses"), [([1e8, *[1e2] * 9], False), ([*[1e8] * 9, 3e7], True)])
+def test_a_start_is_what_trains_most_over_the_traces(rates_bps: list[float], crosses: bool) -> None:
+    scenario = one_kind(swaying(rates_bps, [0.0] * 10, 60.0))
+    start, steady = make_plan("auto", scenario), plan_for(scenario, Objective())
+    assert (len(start.devices) > 1) == crosses
+    trained = [
+        len(step_ends_s(Simulator(duration_s=600.0).run(scenario, plan, None, 10**5).events))
+        for plan in (start, steady)
+    ]
+    assert trained[0] >= trained[1]
+    # Without traces nothing is compared.
+    assert start_plan(in_window(scenario, 0.0, 60.0), Objective()) == make_plan("auto", in_window(scenario, 0.0, 60.0))
 
 
 def one_kind(scenario: Scenario) -> Scenario:
