@@ -8,7 +8,6 @@ out for a few intervals, in which it becomes periodic. At constant rates its ste
 (tests/planner/systems/test_time_to_loss.py).
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,37 +68,67 @@ class ExchangeTimes:
         return (ends_s[-1] - ends_s[-1 - _TAKEN]) / (_TAKEN * interval_steps)
 
 
-def exchange_times(plan: Plan, scenario: Scenario, outer: OuterStep) -> ExchangeTimes:
-    """Return the times of the exchanges between the pipelines of a plan, by the settings of ``outer``.
+class ExchangePaths:
+    """The paths of the messages between the pipelines of a plan, which all settings of outer steps have in common.
 
     Each layer goes from the first replica of the stage that has it to that of every other pipeline, without
-    tensor-parallel groups. Links have their declared rates.
+    tensor-parallel groups; layers with equal ends go in one message. Links have their declared rates.
     """
-    holders = [_holders(pipeline) for pipeline in plan.pipelines]
-    sizes = [outer.packed_bytes(layer.parameter_bytes // FLOAT32_BYTES) for layer in scenario.model.layers]
-    shape = (outer.fragments, len(holders), len(holders))
-    transmission_s, latency_s, price = np.zeros(shape), np.zeros(shape), 0.0
-    for fragment, runs in enumerate(outer.fragment_runs(len(sizes))):
-        layers = [layer for first, end in runs for layer in range(first, end) if sizes[layer]]
-        sent: defaultdict[tuple[int, int], defaultdict[tuple[str, str], int]] = defaultdict(lambda: defaultdict(int))
-        load_s: defaultdict[str, float] = defaultdict(float)
+
+    def __init__(self, plan: Plan, scenario: Scenario) -> None:
+        self._parameters = [layer.parameter_bytes // FLOAT32_BYTES for layer in scenario.model.layers]
+        holders = [_holders(pipeline) for pipeline in plan.pipelines]
+        self._workers = len(holders)
+        messages: dict[tuple[str, str], int] = {}
+        numbers: dict[str, int] = {}
+        # The message of each layer between any two workers; the workers of each message; the links of each message, one
+        # after the other, and the message of each of them; seconds that a byte keeps each link busy.
+        message, workers, link_of, message_of, seconds = [], [], [], [], []
+        self._paths, prices = [], []
         for one, source in enumerate(holders):
             for other, target in enumerate(holders):
-                for layer in layers if one != other else ():
-                    sent[one, other][source[layer], target[layer]] += sizes[layer]
-        for messages in sent.values():
-            for ends, size_bytes in messages.items():
-                for link in scenario.cluster.path(*ends):
-                    load_s[link.name] += 8 * size_bytes / payload_bps(scenario.effects.network, link.bandwidth_bps)
-                    price += size_bytes / 1e9 * link.price_per_gb
-        for pair, messages in sent.items():
-            for ends, size_bytes in messages.items():
-                path = nominal_path(scenario, *ends, plan.connections)
-                loads_s = [load_s[link.name] for link in scenario.cluster.path(*ends)]
-                place = (fragment, *pair)
-                transmission_s[place] = max(transmission_s[place], path.transmission_s(size_bytes), *loads_s)
-                latency_s[place] = max(latency_s[place], path.propagation_s(size_bytes))
-    return ExchangeTimes(transmission_s, latency_s, price)
+                if one == other:
+                    continue
+                for ends in zip(source, target, strict=True):
+                    if ends not in messages:
+                        messages[ends] = len(messages)
+                        workers.append((one, other))
+                        self._paths.append(nominal_path(scenario, *ends, plan.connections))
+                        links = scenario.cluster.path(*ends)
+                        prices.append(sum(link.price_per_gb for link in links) / 1e9)
+                        for link in links:
+                            if link.name not in numbers:
+                                numbers[link.name] = len(numbers)
+                                seconds.append(8 / payload_bps(scenario.effects.network, link.bandwidth_bps))
+                            link_of.append(numbers[link.name])
+                            message_of.append(messages[ends])
+                message.append([messages[ends] for ends in zip(source, target, strict=True)])
+        self._message = np.array(message, np.int64).reshape(-1, len(self._parameters))
+        self._pair = np.array(workers, np.int64).reshape(-1, 2)
+        self._link_of, self._message_of = np.array(link_of, np.int64), np.array(message_of, np.int64)
+        self._seconds, self._prices = np.array(seconds), np.array(prices)
+
+    def times(self, outer: OuterStep) -> ExchangeTimes:
+        """Return the times of the exchanges by the settings of ``outer``."""
+        sizes = np.array([outer.packed_bytes(count) for count in self._parameters], np.float64)
+        shape = (outer.fragments, self._workers, self._workers)
+        transmission_s, latency_s, price = np.zeros(shape), np.zeros(shape), 0.0
+        for fragment, runs in enumerate(outer.fragment_runs(len(sizes))):
+            layers = [layer for first, end in runs for layer in range(first, end)]
+            size_bytes = np.bincount(
+                self._message[:, layers].reshape(-1), np.tile(sizes[layers], len(self._message)), len(self._pair)
+            )
+            sent = np.flatnonzero(size_bytes)
+            on_links_s = size_bytes[self._message_of] * self._seconds[self._link_of]
+            load_s = np.bincount(self._link_of, on_links_s, len(self._seconds))
+            busy_s = np.array([self._paths[at].transmission_s(size_bytes[at]) for at in sent.tolist()])
+            longest_s = np.zeros(len(self._pair))
+            np.maximum.at(longest_s, self._message_of, load_s[self._link_of])
+            ends = (fragment, *self._pair[sent].T)
+            np.maximum.at(transmission_s, ends, np.maximum(busy_s, longest_s[sent]))
+            np.maximum.at(latency_s, ends, [self._paths[at].propagation_s(size_bytes[at]) for at in sent.tolist()])
+            price += float(size_bytes @ self._prices)
+        return ExchangeTimes(transmission_s, latency_s, price)
 
 
 def _holders(pipeline: Pipeline) -> list[str]:

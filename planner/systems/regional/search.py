@@ -23,7 +23,7 @@ from planner.scenario.convergence import ALLREDUCE, LossLaw, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.strategy import plan_for
-from planner.systems.regional.outer_time import ExchangeTimes, exchange_times
+from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
 from planner.systems.regional.workers import SCHEDULES, TimedPipeline, Worker, WorkerSearch, side_by_side
 from traces.common.errors import InputError
 
@@ -171,12 +171,12 @@ class _Search:
         """Yield the plan with all settings of outer steps with which it reaches the loss within the limits."""
         if not is_possible(base, self._scenario):
             return
-        layers = len(self._scenario.model.layers)
+        layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
         for compression in self._goal.law.compressions:
             for method in (_DILOCO, _STREAMING):
                 for fragments in (1,) if method == _DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
                     settings = outer_settings(method, fragments, 0, compression)
-                    times = exchange_times(base, self._scenario, settings)
+                    times = paths.times(settings)
                     for interval in INTERVALS:
                         if fragments <= interval:
                             yield from self._with(base, inner_s, times, method, interval, settings)

@@ -5,7 +5,7 @@ outer steps. It depends on its own regions alone, so that it stays the same if o
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from planner.check import is_possible
@@ -45,36 +45,58 @@ class TimedPipeline:
 
 
 @dataclass(frozen=True, eq=False)
+class _Alike:
+    """The best pipeline of some regions for the whole batch, which those of alike regions follow.
+
+    Attributes:
+        part: The scenario of these regions alone.
+        samples_per_s: Throughput with the whole batch.
+        made: The quickest pipelines for fewer samples that have been asked for; None where none fits into memory.
+    """
+
+    part: Scenario
+    pipeline: Pipeline
+    samples_per_s: float
+    made: dict[tuple[int, str], TimedPipeline | None] = field(default_factory=dict)
+
+    def with_samples(self, samples: int, schedule: str) -> TimedPipeline | None:
+        key = (samples, schedule)
+        if key not in self.made:
+            made = _cut(self.pipeline, _with_batch(self.part, samples), schedule)
+            self.made[key] = min(made, key=lambda each: each.step_s, default=None)
+        return self.made[key]
+
+
+@dataclass(frozen=True, eq=False)
 class Worker:
     """The best pipeline of some regions for the whole batch, by which others for fewer samples are made.
 
     Attributes:
         regions: Names of the regions.
-        samples_per_s: Throughput with the whole batch, by which samples are divided.
     """
 
     regions: tuple[str, ...]
-    samples_per_s: float
-    _part: Scenario
-    _found: Pipeline
-    _made: dict[tuple[int, str], TimedPipeline | None]
+    _alike: _Alike
+    _names: dict[str, str]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Throughput with the whole batch, by which samples are divided."""
+        return self._alike.samples_per_s
 
     def with_samples(self, samples: int, schedule: str) -> TimedPipeline | None:
         """Return the worker's quickest pipeline for a number of samples; None if none fits into memory."""
-        key = (samples, schedule)
-        if key not in self._made:
-            made = _cut(self._found, _with_batch(self._part, samples), schedule)
-            self._made[key] = min(made, key=lambda each: each.step_s, default=None)
-        return self._made[key]
+        made = self._alike.with_samples(samples, schedule)
+        return None if made is None else replace(made, pipeline=_renamed(made.pipeline, self._names))
 
 
 class WorkerSearch:
-    """Finds workers; regions that are alike get the same pipeline without another search."""
+    """Finds workers; regions that are alike get the same pipelines without another search."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._workers: dict[tuple[str, ...], Worker | None] = {}
-        self._found: dict[Hashable, tuple[list[str], Plan | None]] = {}
+        self._found: dict[Hashable, _Alike | None] = {}
 
     def worker(self, regions: tuple[str, ...]) -> Worker | None:
         """Return the worker of some regions; None if the model does not fit into them as one pipeline."""
@@ -84,16 +106,14 @@ class WorkerSearch:
 
     def _search(self, regions: tuple[str, ...]) -> Worker | None:
         part = canonical(_with_batch(within_regions(self._scenario, regions), self._scenario.training.global_batch))
-        names = [device.name for device in part.cluster.devices]
-        alike, found = self._found.setdefault(_likeness(part), (names, None))
-        if alike is names:
-            found = _best(part)
-            self._found[_likeness(part)] = (names, found)
-        if found is None:
+        likeness = _likeness(part)
+        if likeness not in self._found:
+            self._found[likeness] = _best_of(part)
+        alike = self._found[likeness]
+        if alike is None:
             return None
-        pipeline = _renamed(found.pipelines[0], dict(zip(alike, names, strict=True)))
-        step_s = contended_step_time_s(replace(found, pipelines=(pipeline,)), part)
-        return Worker(regions, found.global_batch / step_s if step_s else inf, part, pipeline, {})
+        names = [[device.name for device in each.cluster.devices] for each in (alike.part, part)]
+        return Worker(regions, alike, dict(zip(*names, strict=True)))
 
 
 def side_by_side(workers: Sequence[Worker], batch: int, schedule: str) -> list[TimedPipeline] | None:
@@ -133,6 +153,14 @@ def _best(part: Scenario) -> Plan | None:
         return search(part, _OnePipeline(), seeds=pool)
     except InputError:
         return None
+
+
+def _best_of(part: Scenario) -> _Alike | None:
+    plan = _best(part)
+    if plan is None:
+        return None
+    step_s = contended_step_time_s(plan, part)
+    return _Alike(part, plan.pipelines[0], plan.global_batch / step_s if step_s else inf)
 
 
 def _pool(part: Scenario) -> Iterator[Plan]:

@@ -17,7 +17,7 @@ from planner.scenario.effects import Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario, within_regions
 from planner.scenario.training import Training
-from planner.systems.regional.outer_time import exchange_times
+from planner.systems.regional.outer_time import ExchangePaths
 from planner.systems.regional.search import COST, TIME, LossGoal, plan_to_loss
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import GIB
@@ -70,7 +70,7 @@ def test_steps_with_exchanges_take_as_long_as_in_the_simulator(
     scenario = regions(speeds, bandwidth_bps, batch=8 * len(speeds))
     plan = workers(scenario, how)
     inner_s = [8 * SAMPLE_S / speed for speed in speeds]
-    expected_s = exchange_times(plan, scenario, how.outer).step_s(inner_s, how.interval_steps, how.outer)
+    expected_s = ExchangePaths(plan, scenario).times(how.outer).step_s(inner_s, how.interval_steps, how.outer)
     steps = 20 * how.interval_steps
     ends_s = Simulator().run(scenario, plan, None, steps).metrics["end_s"]
     assert (ends_s.iloc[-1] - ends_s.iloc[steps // 2 - 1]) / (steps // 2) == pytest.approx(expected_s, rel=0.01)
@@ -83,7 +83,7 @@ def test_the_time_to_a_loss_is_steps_times_step_time_by_hand() -> None:
     how = found.best.plan.synchronisation
     price = 2**0.01 * how.interval_steps**0.01
     assert found.best.steps.expected == pytest.approx(1000 * (1.5 / price - 1) ** -2 / 16)
-    exchange = exchange_times(found.best.plan, scenario, how.outer)
+    exchange = ExchangePaths(found.best.plan, scenario).times(how.outer)
     # Both workers have half of the batch, and wait for what the overlap does not hide of each fragment.
     waits_s = exchange.transmission_s[:, 0, 1] + exchange.latency_s[:, 0, 1] - how.outer.overlap_steps * 8 * SAMPLE_S
     by_hand_s = 8 * SAMPLE_S + sum(max(0.0, each) for each in waits_s) / how.interval_steps
