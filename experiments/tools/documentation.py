@@ -35,6 +35,7 @@ PUBLIC = (
     "planner/adapt/policy.py",
     "planner/systems/deepcee/observed_paths.py",
     "planner/events/event.py",
+    "planner/runs/event_totals.py",
     "planner/runs/metrics.py",
     "planner/runs/record.py",
 )

@@ -13,6 +13,7 @@ from math import inf
 from planner.check import is_possible
 from planner.cost.in_flight import no_split_fits
 from planner.plan.plan import ALGORITHMS, Plan
+from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, within_regions
 from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
@@ -225,6 +226,9 @@ _OVERLAP = 2.0
 # them must be over all windows: since rates change within windows too, smaller differences may be errors.
 _BAD_WINDOWS, _WORTHWHILE = 0.1, 1.05
 
+# Ratio of rates or latencies up to which bad windows need no plan of their own.
+_ALIKE = 1.2
+
 # Candidates that are looked at for sets of regions to search alone, and the score up to which their regions are
 # searched, as a multiple of the lowest one.
 _MOST_NEAR, _NEAR = 60, 1.15
@@ -262,11 +266,12 @@ def start_plan(scenario: Scenario, objective: Objective) -> Plan:
         InputError: As for `plan_for`.
     """
     plan = plan_for(scenario, objective)
-    if all(link.trace is None for link in scenario.cluster.links):
+    bad = in_bad_windows(scenario, _BAD_WINDOWS)
+    if all(map(_is_alike, scenario.cluster.links, bad.cluster.links)):
         return plan
     # The limits of the objective may not be kept in bad windows alone.
     try:
-        other = plan_for(in_bad_windows(scenario, _BAD_WINDOWS), objective)
+        other = plan_for(bad, objective)
     except InputError:
         return plan
 
@@ -274,6 +279,12 @@ def start_plan(scenario: Scenario, objective: Objective) -> Plan:
         return objective.score(each, mean_step_s(each, scenario, contended_step_time_s), scenario)
 
     return other if other != plan and _WORTHWHILE * score(other) < score(plan) else plan
+
+
+def _is_alike(mean: Link, bad: Link) -> bool:
+    """Return whether a link in bad windows is hardly slower than on average."""
+    slower = mean.bandwidth_bps > _ALIKE * bad.bandwidth_bps or bad.latency_s > _ALIKE * mean.latency_s
+    return mean.trace is None or not slower
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:
