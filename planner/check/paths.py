@@ -75,11 +75,11 @@ def nccl_pairs(plan: Plan, scenario: Scenario) -> list[tuple[str, str]]:
 
 
 def _copies(one: Pipeline, other: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of devices of two pipelines that hold the same layer."""
+    """Yield the pairs of devices that send each other updates: first replicas of stages with a layer in common."""
     for stage in one.stages:
         for match in other.stages:
             if stage.first_layer < match.end_layer and match.first_layer < stage.end_layer:
-                yield from ((a.device, b.device) for a in stage.replicas for b in match.replicas)
+                yield stage.replicas[0].device, match.replicas[0].device
 
 
 def _both_ways(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
