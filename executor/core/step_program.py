@@ -123,12 +123,11 @@ class DeviceProgram:
     def compute_event(self, step: int, action: Action, start_s: float, end_s: float, late_s: float) -> Event:
         """Return the event row of an action."""
         place = (action.stage, action.microbatch)
-        event = self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place)
-        return replace(event, late_s=late_s)
+        return self._event(EventKind.COMPUTE, step, str(action.kind), start_s, end_s, place=place, late_s=late_s)
 
     def update_event(self, step: int, start_s: float, end_s: float, late_s: float) -> Event:
         """Return the event row of the optimizer's update."""
-        return replace(self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s), late_s=late_s)
+        return self._event(EventKind.COMPUTE, step, UPDATE_ACTION, start_s, end_s, late_s=late_s)
 
     def transfer_event(self, kind: EventKind, step: int, transfer: Transfer, start_s: float, end_s: float) -> Event:
         """Return the event row of the send or the receive of a transfer."""
@@ -178,12 +177,12 @@ class DeviceProgram:
         peer: str = "",
         size_bytes: int = 0,
         place: tuple[int, int] | None = None,
+        late_s: float = 0.0,
     ) -> Event:
         """Return an event row; ``place`` is stage and microbatch, by default this device's stage and -1 for none."""
         stage, microbatch = place or (self.stage, -1)
-        return Event(
-            kind, self.device, peer, self.pipeline, stage, microbatch, step, action, start_s, end_s, size_bytes
-        )
+        where = (self.device, peer, self.pipeline, stage, microbatch)
+        return Event(kind, *where, step, action, start_s, end_s, size_bytes, late_s=late_s)
 
 
 @lru_cache(maxsize=32)

@@ -13,6 +13,7 @@ from executor.core.clock import RunClock
 from executor.core.job import JobFolder, RunConfig
 from executor.core.step_program import DeviceProgram, compile_plan, device_program
 from executor.core.timeouts import timeouts
+from executor.rank.telemetry import ResourceLog
 from executor.recovery.backups import StateBackups, first_state, one_layer
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoint_writer import Checkpointing
@@ -126,7 +127,7 @@ class RankContext:
         gpu: The CUDA device on which this rank computes; None if it computes on another one, or not at all.
         copies: The copies between the GPU and its host.
         file: The rank's event file.
-        samples: The line-buffered file of the process's resources at the end of each step.
+        samples: Writes the process's resources at the end of each step.
         backups: Copies of the state in memory; None if the run ends with the first lost rank.
         checkpoints: Writes the state to disk; None if the run writes no checkpoints.
         outer: The state of the outer steps of this rank's layers, from the checkpoint from which the run resumes.
@@ -140,7 +141,7 @@ class RankContext:
     gpu: torch.device | None
     copies: Copies
     file: EventWriter
-    samples: TextIO
+    samples: ResourceLog
     backups: StateBackups | None
     checkpoints: Checkpointing | None
     outer: Mapping[int, LayerTensors]
@@ -228,7 +229,7 @@ def build_context(
         checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up)
     file = EventWriter(config.folder.recorded(run, "events", config.rank))
     losses = config.folder.recorded(run, "losses", config.rank).open("w", buffering=1)
-    samples = config.folder.of_rank("resources", config.rank).open("w", buffering=1)
+    samples = ResourceLog(config.folder.of_rank("resources", config.rank))
     # Exclude the present objects, which stay until the end, from garbage collections: each then takes a millisecond.
     gc.freeze()
     copies = _copies(config, clock, gpu, group)

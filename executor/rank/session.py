@@ -16,7 +16,6 @@ from executor.core.step_program import StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
-from executor.rank.telemetry import write_sample
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
 from executor.recovery.migration import LayerMoves
@@ -307,7 +306,7 @@ class Session:
                     publisher.note_norms(norms)
                 publisher.finish(step)
             self._rows.end_step()
-            write_sample(context.samples, step, context.clock.now_s())
+            context.samples.write(step, context.clock.now_s())
 
         def note_loss(step: int, loss: float) -> None:
             if not config.run.allows_nan:

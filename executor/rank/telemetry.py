@@ -4,9 +4,8 @@ import json
 import os
 import resource
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TextIO
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -28,15 +27,33 @@ class ResourceSample:
     threads: int
 
 
-def write_sample(file: TextIO, step: int, time_s: float) -> None:
-    """Append a sample of this process's present resources to a file as a JSON line; Linux only."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    open_files = len(os.listdir("/proc/self/fd"))
-    sample = ResourceSample(
-        step, time_s, usage.ru_utime + usage.ru_stime, pages * _PAGE_BYTES, open_files, threading.active_count()
-    )
-    file.write(json.dumps(asdict(sample)) + "\n")
+_FIELDS = tuple(field.name for field in fields(ResourceSample))
+
+
+class ResourceLog:
+    """Writes samples of this process's resources to a file as JSON lines; Linux only.
+
+    A sample is written between two steps, while the rank does not compute, so that it must be quick.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # A line is on the disk before the next step.
+        self._file = path.open("w", buffering=1)
+        self._memory = os.open("/proc/self/statm", os.O_RDONLY)
+
+    def write(self, step: int, time_s: float) -> None:
+        """Append a sample of the present resources, at the end of a step."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        pages = int(os.pread(self._memory, 256, 0).split()[1])
+        open_files = len(os.listdir("/proc/self/fd"))
+        cpu_s, threads = usage.ru_utime + usage.ru_stime, threading.active_count()
+        sample = ResourceSample(step, time_s, cpu_s, pages * _PAGE_BYTES, open_files, threads)
+        self._file.write(f"{json.dumps({name: getattr(sample, name) for name in _FIELDS})}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        os.close(self._memory)
 
 
 def read_samples(path: Path) -> list[ResourceSample]:

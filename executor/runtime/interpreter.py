@@ -151,8 +151,9 @@ class Interpreter:
 
     def _log(self, current: StepProgram, event: Event) -> None:
         """Log a compute event of this device and of its tensor-parallel partners, which take part in it."""
-        for device in (event.device, *current.program.partners):
-            self._recorder.log(replace(event, device=device))
+        self._recorder.log(event)
+        for partner in current.program.partners:
+            self._recorder.log(replace(event, device=partner))
 
     def close(self, before: int | None = None) -> None:
         """Finish the last step; at the end of the run, apply the updates that other pipelines still send.

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
 
@@ -180,13 +180,11 @@ class _Loading(Dataset[tuple[BatchPart, _Loaded]]):
 
 def _merged(parts: Sequence[BatchPart]) -> list[BatchPart]:
     """Return the parts in the order of their samples, with one part for equal samples."""
-    merged: dict[tuple[int, int], BatchPart] = {}
+    needs: dict[tuple[int, int], tuple[bool, bool]] = {}
     for part in parts:
-        other = merged.setdefault((part.start, part.count), part)
-        merged[part.start, part.count] = replace(
-            other, inputs=other.inputs or part.inputs, targets=other.targets or part.targets
-        )
-    return sorted(merged.values())
+        inputs, targets = needs.get((part.start, part.count), (False, False))
+        needs[part.start, part.count] = (inputs or part.inputs, targets or part.targets)
+    return [BatchPart(*samples, *needed) for samples, needed in sorted(needs.items())]
 
 
 def _begin_worker(parent: int, data: SampleData, number: int) -> None:

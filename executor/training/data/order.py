@@ -91,6 +91,7 @@ class DataOrder:
     def __init__(self, data: SampleData, seed: int) -> None:
         self._data, self._seed = data, seed
         self._everywhere = _endless(data, seed)
+        self._expects = isinstance(self._everywhere, ExpectingData)
         self._parts: dict[StoredPart, EndlessData] = {}
 
     def samples(self, first: int, count: int) -> Samples:
@@ -107,7 +108,7 @@ class DataOrder:
 
     def expect(self, batch: Batch, start: int, count: int) -> None:
         """Tell data that can use it that these samples come next."""
-        for data, first, number in self._places(batch, start, count):
+        for data, first, number in self._places(batch, start, count) if self._expects else ():
             if isinstance(data, ExpectingData):
                 data.expect(first, number)
 
