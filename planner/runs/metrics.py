@@ -97,13 +97,13 @@ class Metrics:
     staleness: float
 
 
-def measure(record: RunRecord) -> Metrics:
-    """Return the metrics of a run.
+def measure(record: RunRecord, totals: EventTotals | None = None) -> Metrics:
+    """Return the metrics of a run; ``totals`` are those of its events, if they are known already.
 
     A step ends when the last device has finished its last compute action or gradient sum of the step. Where pipelines
     take steps at their own speed, it ends when they have trained the samples of another global batch.
     """
-    totals = event_totals(record.events)
+    totals = totals or event_totals(record.events)
     ends_s = _run_ends_s(record, totals)
     durations_s = np.diff([totals.start_s, *ends_s])
     later_s = durations_s[1:] if len(durations_s) > 1 else durations_s

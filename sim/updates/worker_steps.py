@@ -14,7 +14,7 @@ from planner.plan.plan import Plan
 
 
 @dataclass(eq=False, slots=True)
-class WorkerProgress:
+class _Progress:
     """The progress of a worker, which is a pipeline.
 
     Attributes:
@@ -69,7 +69,7 @@ class WorkerSteps:
         self._duration_s, self._enter, self._leave = duration_s, enter, leave
         self._left = steps * plan.global_batch
         self._workers = [
-            WorkerProgress(pipeline.samples, frozenset(actor_of[r.device] for s in pipeline.stages for r in s.replicas))
+            _Progress(pipeline.samples, frozenset(actor_of[r.device] for s in pipeline.stages for r in s.replicas))
             for pipeline in plan.pipelines
         ]
         self._worker_of = {actor: number for number, worker in enumerate(self._workers) for actor in worker.actors}
@@ -131,7 +131,7 @@ class WorkerSteps:
         self._leave(len(lost.actors))
         return True
 
-    def _grant(self, worker: WorkerProgress, now_s: float) -> None:
+    def _grant(self, worker: _Progress, now_s: float) -> None:
         """Let a worker take one step more, if there are samples left for it."""
         if worker.is_over or worker.is_gone:
             return
@@ -144,7 +144,7 @@ class WorkerSteps:
         if waiting:
             self._enter(worker.granted - 1, waiting, now_s)
 
-    def _end(self, worker: WorkerProgress, granted: int) -> None:
+    def _end(self, worker: _Progress, granted: int) -> None:
         worker.is_over, worker.granted = True, granted
         self._leave(len(worker.waiting))
         worker.waiting = []

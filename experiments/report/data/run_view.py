@@ -11,7 +11,7 @@ from experiments.report.data.labels import Line, device_names, run_line, run_nam
 from experiments.report.data.link_rates import Traffic, busiest, wan_traffic
 from planner.events.event import EventKind
 from planner.events.log import as_log
-from planner.runs.event_totals import step_ends_s
+from planner.runs.event_totals import EventTotals, event_totals
 from planner.runs.memory_timeline import MemoryTimeline, memory_timelines
 from planner.runs.metrics import Metrics, measure
 from planner.runs.record import RunRecord
@@ -44,7 +44,11 @@ class RunView:
     @cached_property
     def metrics(self) -> Metrics:
         """The metrics of the run."""
-        return measure(self.record)
+        return measure(self.record, self._totals)
+
+    @cached_property
+    def _totals(self) -> EventTotals:
+        return event_totals(self.record.events)
 
     @cached_property
     def _start_of_step_s(self) -> Mapping[int, float]:
@@ -73,7 +77,7 @@ class RunView:
     @cached_property
     def ends_s(self) -> tuple[float, ...]:
         """End of each step, seconds from the start of the run."""
-        return tuple(step_ends_s(self.record.events))
+        return tuple(self._totals.step_ends_s)
 
     @property
     def end_s(self) -> float:

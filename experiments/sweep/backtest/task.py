@@ -19,7 +19,7 @@ from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.files.scenario import read_scenario
 from planner.plan.plan import Plan
-from planner.runs.event_totals import step_ends_s
+from planner.runs.event_totals import event_totals
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import Scenario
@@ -122,11 +122,12 @@ def window_metrics(record: RunRecord, window_s: float) -> dict[str, Value]:
     A step that the end of the window divides counts in proportion to its time.
     """
     log = as_log(record.events)
-    ends_s = np.array(step_ends_s(log))
+    totals = event_totals(log)
+    ends_s = np.array(totals.step_ends_s)
     finished = np.cumsum([_plan_at(record, step).global_batch for step in range(len(ends_s))])
     intervals_s = np.append(np.arange(INTERVAL_S, window_s, INTERVAL_S), window_s)
     progress_per_s = np.interp(intervals_s, [0.0, *ends_s], [0.0, *finished]) / window_s
-    metrics = measure(record)
+    metrics = measure(record, totals)
     changes = [each for each in record.decisions if each.first_step < len(ends_s)]
     return {
         "samples_per_s": float(progress_per_s[-1]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import harmonic_mean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
@@ -59,8 +60,8 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
     known_s = min((trace.duration_s for trace in traces if trace.ends), default=np.inf)
     covered_s = min(known_s, max(trace.duration_s for trace in traces))
     count = max(LEAST_WINDOWS, round(covered_s / window_s))
-    chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_WINDOWS)).round())
-    return [(start_s, start_s + covered_s / count) for start_s in (chosen * covered_s / count).tolist()]
+    starts_s = (_spread(count, MOST_WINDOWS) * covered_s / count).tolist()
+    return [(start_s, start_s + covered_s / count) for start_s in starts_s]
 
 
 def mean_step_s(plan: Plan, scenario: Scenario, step_s: Callable[[Plan, Scenario], float]) -> float:
@@ -72,7 +73,7 @@ def mean_step_s(plan: Plan, scenario: Scenario, step_s: Callable[[Plan, Scenario
         step_s: Function from a plan and a scenario without traces to the time of a step, seconds.
     """
     windows = trace_windows(scenario)
-    chosen = np.unique(np.linspace(0, len(windows) - 1, min(len(windows), _MOST_COMPARED)).round()).astype(int)
+    chosen = _spread(len(windows), _MOST_COMPARED)
     return harmonic_mean([step_s(plan, in_window(scenario, *windows[number])) for number in chosen])
 
 
@@ -118,6 +119,11 @@ def check_quantile(quantile: float) -> None:
             f"a quantile of {quantile:g} is not allowed",
             valid="give a share of 0 or more and below 1, such as 0.1 for a throughput that nine of ten windows reach",
         )
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most ``most`` of the numbers 0 to ``count - 1``, at nearly equal distances."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def _exceeded_by(times_s: Floats, quantile: float) -> float:

@@ -266,6 +266,8 @@ def start_plan(scenario: Scenario, objective: Objective) -> Plan:
         InputError: As for `plan_for`.
     """
     plan = plan_for(scenario, objective)
+    if all(link.trace is None for link in scenario.cluster.links):
+        return plan
     bad = in_bad_windows(scenario, _BAD_WINDOWS)
     if all(map(_is_alike, scenario.cluster.links, bad.cluster.links)):
         return plan
@@ -283,8 +285,7 @@ def start_plan(scenario: Scenario, objective: Objective) -> Plan:
 
 def _is_alike(mean: Link, bad: Link) -> bool:
     """Return whether a link in bad windows is hardly slower than on average."""
-    slower = mean.bandwidth_bps > _ALIKE * bad.bandwidth_bps or bad.latency_s > _ALIKE * mean.latency_s
-    return mean.trace is None or not slower
+    return mean.bandwidth_bps <= _ALIKE * bad.bandwidth_bps and bad.latency_s <= _ALIKE * mean.latency_s
 
 
 def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | None = None) -> Plan:

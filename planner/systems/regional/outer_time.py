@@ -10,6 +10,7 @@ out for a few intervals, in which it becomes periodic. At constant rates its ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, permutations
 
 import numpy as np
 
@@ -79,34 +80,25 @@ class ExchangePaths:
         self._parameters = [layer.parameter_bytes // FLOAT32_BYTES for layer in scenario.model.layers]
         holders = [_holders(pipeline) for pipeline in plan.pipelines]
         self._workers = len(holders)
-        messages: dict[tuple[str, str], int] = {}
-        numbers: dict[str, int] = {}
-        # The message of each layer between any two workers; the workers of each message; the links of each message, one
-        # after the other, and the message of each of them; seconds that a byte keeps each link busy.
-        message, workers, link_of, message_of, seconds = [], [], [], [], []
-        self._paths, prices = [], []
-        for one, source in enumerate(holders):
-            for other, target in enumerate(holders):
-                if one == other:
-                    continue
-                for ends in zip(source, target, strict=True):
-                    if ends not in messages:
-                        messages[ends] = len(messages)
-                        workers.append((one, other))
-                        self._paths.append(nominal_path(scenario, *ends, plan.connections))
-                        links = scenario.cluster.path(*ends)
-                        prices.append(sum(link.price_per_gb for link in links) / 1e9)
-                        for link in links:
-                            if link.name not in numbers:
-                                numbers[link.name] = len(numbers)
-                                seconds.append(8 / payload_bps(scenario.effects.network, link.bandwidth_bps))
-                            link_of.append(numbers[link.name])
-                            message_of.append(messages[ends])
-                message.append([messages[ends] for ends in zip(source, target, strict=True)])
+        # The ends of the message of each layer between any two workers. A device belongs to one worker.
+        ends = [
+            list(zip(holders[one], holders[other], strict=True)) for one, other in permutations(range(len(holders)), 2)
+        ]
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(chain.from_iterable(ends)))}
+        message = [[numbers[pair] for pair in layers] for layers in ends]
         self._message = np.array(message, np.int64).reshape(-1, len(self._parameters))
-        self._pair = np.array(workers, np.int64).reshape(-1, 2)
-        self._link_of, self._message_of = np.array(link_of, np.int64), np.array(message_of, np.int64)
-        self._seconds, self._prices = np.array(seconds), np.array(prices)
+        worker = {device: number for number, devices in enumerate(holders) for device in devices}
+        self._pair = np.array([[worker[end] for end in pair] for pair in numbers], np.int64).reshape(-1, 2)
+        self._paths = [nominal_path(scenario, *pair, plan.connections) for pair in numbers]
+        routes = [scenario.cluster.path(*pair) for pair in numbers]
+        self._prices = np.array([sum(link.price_per_gb for link in route) / 1e9 for route in routes])
+        # The links of each message, one after the other; the message of each of them; seconds of a byte on each link.
+        links = {link.name: link for link in chain.from_iterable(routes)}
+        places = {name: place for place, name in enumerate(links)}
+        self._link_of = np.array([places[link.name] for route in routes for link in route], np.int64)
+        self._message_of = np.repeat(np.arange(len(routes)), [len(route) for route in routes])
+        network = scenario.effects.network
+        self._seconds = np.array([8 / payload_bps(network, link.bandwidth_bps) for link in links.values()])
 
     def times(self, outer: OuterStep) -> ExchangeTimes:
         """Return the times of the exchanges by the settings of ``outer``."""

@@ -44,8 +44,6 @@ def option_costs(
     ]
     cuts = cut_points(scenario)
     busy_s, round_trip_s, follows = boundary_costs(options, scenario, pipelines, microbatch, most_busy_s)
-    most = np.array([each.most_stages for each in options])
-    context = np.arange(most.max())[:, None]
     return PartitionCosts(
         cuts,
         np.array([[option_table(scenario, each, microbatch).compute_s[cuts]] for each in options]),
@@ -63,12 +61,21 @@ def option_costs(
         ),
         np.zeros(len(options), np.int64),
         follows,
-        np.zeros((len(context), len(options)), np.int64),
-        np.where(context + 1 < most, context + 1, -1),
+        *contexts(options),
         scenario.effects.compute.transfers_block,
         waits=False,
         adds_sums=False,
     )
+
+
+def contexts(options: Sequence[StageOption]) -> tuple[Ints, Ints]:
+    """Return `PartitionCosts.entered` and `PartitionCosts.stayed` of options on the device classes.
+
+    The context is the number of stages on the class so far, minus one.
+    """
+    most = np.array([each.most_stages for each in options])
+    context = np.arange(most.max())[:, None]
+    return np.zeros((len(context), len(options)), np.int64), np.where(context + 1 < most, context + 1, -1)
 
 
 def with_class_order(
@@ -76,8 +83,7 @@ def with_class_order(
 ) -> PartitionCosts:
     """Return costs with which a pipeline uses device classes in one order.
 
-    All stages of a pipeline on one device class use the same option and are consecutive. The context is the number of
-    stages on the class so far, minus one.
+    All stages of a pipeline on one device class use the same option and are consecutive.
 
     Args:
         costs: The costs of `option_costs`.

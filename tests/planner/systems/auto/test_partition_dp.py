@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner.step.graph import Floats
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption
-from planner.systems.auto.candidates.option_costs import with_class_order
+from planner.systems.auto.candidates.option_costs import contexts, with_class_order
 from planner.systems.auto.candidates.partition_dp import ACCURACY, WIDER, PartitionCosts, best_partition
 
 MOST_STAGES = 4
@@ -42,8 +42,6 @@ def case(
 ) -> Case:
     """Options as (device class, most stages); a transfer both ways takes ``transfer_s``."""
     made = [StageOption(CLASSES[number], 1, 1, False, most) for number, most in options]
-    most = np.array([each.most_stages for each in made])
-    context = np.arange(most.max())[:, None]
     costs = PartitionCosts(
         np.arange(compute_s.shape[1]),
         compute_s[:, None, :],
@@ -56,8 +54,7 @@ def case(
         sizes if sum_s is None else sum_s,
         np.zeros(len(made), np.int64),
         np.ones((len(made), len(made)), np.bool_),
-        np.zeros((len(context), len(made)), np.int64),
-        np.where(context + 1 < most, context + 1, -1),
+        *contexts(made),
         blocks,
         waits=False,
         adds_sums=False,
