@@ -13,7 +13,7 @@ from planner.plan.plan import Plan, Replica
 from planner.plan.regional_batch import foreign_samples
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, code_to_train
 from planner.scenario.training import PRECISIONS
 from traces.common.errors import InputError, RunError, find_by_name
 
@@ -98,6 +98,7 @@ def check_supported(
         InputError: The message names the first thing that only the simulator supports, and an alternative.
     """
     if compute == "real":
+        code_to_train(scenario)
         check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
         _check_tied(plan, scenario)

@@ -12,10 +12,9 @@ import torch
 
 from executor.core.job import JobFolder, RunConfig
 from executor.training.data.sources import fingerprint
-from executor.training.models.loading import LayerSize, compare_sizes
+from executor.training.models.loading import LayerSize
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
-from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import HuggingFaceCode, Scenario, weight_files
 from planner.scenario.training import TrainingData
 
@@ -44,9 +43,8 @@ def job_facts(folder: JobFolder, job: Job) -> dict[str, str]:
     return facts
 
 
-def model_facts(sizes: Sequence[LayerSize], profile: ModelProfile) -> dict[str, str]:
-    """Return the sizes of the layers as facts; raise `InputError` if they differ from the scenario's profile."""
-    compare_sizes(profile, sizes)
+def model_facts(sizes: Sequence[LayerSize]) -> dict[str, str]:
+    """Return the sizes of the layers as facts."""
     return {f"layer {index}": _layer_facts(size) for index, size in enumerate(sizes)}
 
 

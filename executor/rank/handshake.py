@@ -46,8 +46,12 @@ def compare(statements: Sequence[Statement]) -> Disagreement | None:
     failed = [each for each in statements if each.failure]
     if failed:
         alike = {each.failure: [other.name for other in failed if other.failure == each.failure] for each in failed}
+        are_wrong = all(each.wrong_input for each in failed)
+        if are_wrong and len(alike) == 1 and len(failed) == len(statements):
+            # The input is to blame, wherever it is read.
+            return Disagreement(failed[0].failure, wrong_input=True)
         message = _listed([f"{_listed(names, ', ')}: {failure}" for failure, names in alike.items()])
-        return Disagreement(message, all(each.wrong_input for each in failed))
+        return Disagreement(message, are_wrong)
     first = statements[0]
     unlike = [f"{each.name} {_difference(each.facts, first.facts)}" for each in statements if each.facts != first.facts]
     return Disagreement(_listed(unlike), first.wrong_input) if unlike else None

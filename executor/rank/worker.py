@@ -41,8 +41,9 @@ from executor.training.device import (
     other_kind,
     threads_of_a_rank,
 )
-from executor.training.models.loading import LoadedModel, load_transformers, load_with_sizes
+from executor.training.models.loading import LoadedModel, check_loaded, load_transformers, load_with_sizes
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
+from executor.training.parallel_layout import check_layouts
 from executor.transport.device_pairs import check_nccl
 from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
@@ -50,7 +51,7 @@ from executor.wan.testbed import enter_device_network
 from planner.adapt.copies import layers_of
 from planner.events.event import to_table
 from planner.scenario.datasheet import DATASHEET
-from planner.scenario.scenario import HuggingFaceCode
+from planner.scenario.scenario import HuggingFaceCode, code_to_train
 from planner.systems.user_code import without_exit
 from traces.common.errors import InputError, RunError
 
@@ -254,17 +255,19 @@ class Rank:
 
     def _load_model(self) -> LoadedModel:
         scenario = self._config.scenario
-        code, training = scenario.code, scenario.training
-        assert code is not None, "the launcher has checked this"
+        code, training = code_to_train(scenario), scenario.training
         own: Collection[int] = layers_of(self._config.plan, self._config.device)
         if self._config.takes_outer_steps:
             own = range(len(scenario.model.layers))
 
         def load() -> tuple[LoadedModel, Facts]:
+            """Return the model, which the launcher has not seen: it does not load torch."""
             if not self._config.takes_outer_steps:
                 self._check_device()
             model = load_with_sizes(code, training.seed, training.precision, training.data, own)
-            return model, model_facts(model.sizes, scenario.model) | data_facts(training.data)
+            check_loaded(model, code, scenario)
+            check_layouts(scenario, self._config.plan)
+            return model, model_facts(model.sizes) | data_facts(training.data)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value
 

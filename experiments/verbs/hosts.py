@@ -104,10 +104,6 @@ def _rank_devices(scenario: Scenario, plan: Plan, run: HostedRun) -> tuple[str, 
     recovers = run.backup_every > 0
     check_spread(plan, scenario, "none")
     check_supported(plan, scenario, run.compute, "none", recovers=recovers, checkpoints=bool(run.checkpoint))
-    if run.compute == "real" and scenario.code is None:
-        raise InputError(
-            "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
-        )
     return run.devices(scenario, plan, adapts=policy is not None)
 
 

@@ -108,6 +108,17 @@ class Scenario:
     data: Mapping[str, int] = field(default_factory=dict)
 
 
+def code_to_train(scenario: Scenario) -> Code:
+    """Return the code of a scenario's model; raise `InputError` if there is none."""
+    if scenario.code is None:
+        raise InputError(
+            f"model '{scenario.model.name}' has no code to train",
+            where="model.code",
+            valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
+        )
+    return scenario.code
+
+
 # Memory of a device in `with_unlimited_memory`: more than any plan needs.
 _UNLIMITED_BYTES = 2**60
 

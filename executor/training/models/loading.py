@@ -17,7 +17,7 @@ from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
 from planner.plan.regional_batch import stored_parts
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Code, HuggingFaceCode, Scenario
+from planner.scenario.scenario import Code, HuggingFaceCode, Scenario, code_to_train
 from planner.scenario.training import SavedDataset, TrainingData
 from planner.systems.user_code import load_build
 from planner.systems.user_code import user_code as code_around
@@ -127,25 +127,28 @@ def _load_huggingface(code: HuggingFaceCode, seed: int, chosen: Collection[int] 
 
 
 def check_model(scenario: Scenario) -> LoadedModel:
-    """Return a scenario's model, as `load_for_checks` does, if its code can be trained and matches its profile.
+    """Return a scenario's model, as `load_for_checks` does, if it passes `check_loaded`.
 
     Raises:
-        InputError: The scenario has no code, a layer differs from the profile, the loss is not a single number, or the
-            data cannot be divided among the regions that own them.
+        InputError: As there, or the scenario has no code.
     """
-    if scenario.code is None:
-        raise InputError(
-            f"model '{scenario.model.name}' has no code to train",
-            where="model.code",
-            valid="add 'code: model.py' to the scenario, or run with '--compute paced'",
-        )
-    training = scenario.training
-    loaded = load_for_checks(scenario.code, training.seed, training.precision, training.data)
-    compare_sizes(scenario.model, loaded.sizes, str(scenario.code.source))
-    _check_loss(loaded, scenario.code, training.seed)
-    for stored in stored_parts(scenario).values():
-        stored_data(loaded.data, stored, training.seed)
+    code, training = code_to_train(scenario), scenario.training
+    loaded = load_for_checks(code, training.seed, training.precision, training.data)
+    check_loaded(loaded, code, scenario)
     return loaded
+
+
+def check_loaded(loaded: LoadedModel, code: Code, scenario: Scenario) -> None:
+    """Check that a model can be trained and matches its profile.
+
+    Raises:
+        InputError: A layer differs from the profile, the loss is not a single number, or the data cannot be divided
+            among the regions that own them.
+    """
+    compare_sizes(scenario.model, loaded.sizes, str(code.source))
+    _check_loss(loaded, code, scenario.training.seed)
+    for stored in stored_parts(scenario).values():
+        stored_data(loaded.data, stored, scenario.training.seed)
 
 
 def load_for_checks(code: Code, seed: int, precision: str = "fp32", named: TrainingData | None = None) -> LoadedModel:
@@ -281,7 +284,7 @@ def user_code(code: Code, failure: str) -> AbstractContextManager[None]:
     return code_around(code.source, failure, "correct the model, or 'arguments' in the scenario")
 
 
-def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str = "") -> None:
+def compare_sizes(profile: ModelProfile, sizes: Sequence[LayerSize], where: str) -> None:
     """Raise `InputError` for the first layer whose sizes differ from those of the profile that plans are made from."""
     if len(sizes) != len(profile.layers):
         raise InputError(

@@ -111,10 +111,6 @@ def check_run(bundle: RunBundle) -> None:
     checkpoints = run.checkpoint_every > 0
     recovers = run.backup_every > 0
     check_supported(bundle.plan, bundle.scenario, run.compute, "none", recovers=recovers, checkpoints=checkpoints)
-    if run.compute == "real" and bundle.scenario.code is None:
-        raise InputError(
-            "the scenario names no code of its model", where="model.code", valid="add it, or choose '--compute paced'"
-        )
     if run.steps < 1:
         raise InputError(f"{run.steps} steps are not allowed", where="--steps", valid="give 1 or more")
 

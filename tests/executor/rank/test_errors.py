@@ -167,8 +167,8 @@ training: {global_batch: 4, microbatch: 1}
     [
         pytest.param(
             "x = x[:, :3] if RANK == '1' else x",
-            "rank 1 (device 'right', host HOST): layer 0 has 12 bytes of output for one sample; its profile 'first' "
-            "says 16: correct the profile or 'arguments'",
+            "rank 1 (device 'right', host HOST): MODEL: layer 0 has 12 bytes of output for one sample; its profile "
+            "'first' says 16: correct the profile or 'arguments'",
             id="other-sizes-on-one-rank",
             marks=pytest.mark.slow,
         ),
@@ -196,14 +196,14 @@ def test_a_model_that_disagrees_with_the_plan_is_wrong_input(layer: str, message
     with started(arguments, tmp_path) as (process, _):
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output) == (2, ""), errors
-    assert errors == f"ropebridge: {message.replace('HOST', HOST)}\n"
+    expected = message.replace("HOST", HOST).replace("MODEL", str(tmp_path / "model.py"))
+    assert errors == f"ropebridge: {expected}\n"
     assert left_behind(tmp_path) == []
     assert not target.exists()
 
 
 def test_shapes_are_compared_besides_bytes() -> None:
-    profile = replace(SCENARIO.model, layers=SCENARIO.model.layers[:1])
-    facts = [model_facts([LayerSize(4000, SampleShape(shape, torch.float32))], profile) for shape in [(250,), (25, 10)]]
+    facts = [model_facts([LayerSize(4000, SampleShape(shape, torch.float32))]) for shape in [(250,), (25, 10)]]
     outcomes = meet([lambda own=own: (0, own) for own in facts], wrong_input=True)
     assert [(type(each), str(each)) for each in outcomes] == [
         (
@@ -317,6 +317,11 @@ def test_a_failure_of_one_rank_is_that_of_all(error: RopebridgeError, kind: type
 def test_a_failure_of_several_ranks_is_told_once() -> None:
     outcomes = meet([failing(InputError("no")), stating(0), failing(InputError("no")), failing(InputError("never"))])
     assert [str(each) for each in outcomes] == ["rank 0, rank 2: no; rank 3: never"] * 4
+
+
+def test_input_that_no_rank_can_use_is_told_without_their_names() -> None:
+    outcomes = meet([failing(InputError("no", where="model.py", valid="yes"))] * 3)
+    assert [(type(each).__mro__[1], str(each)) for each in outcomes] == [(InputError, "model.py: no; yes")] * 3
 
 
 def test_an_error_that_nobody_foresaw_is_the_one_that_is_told(tmp_path: Path) -> None:
