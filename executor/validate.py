@@ -8,7 +8,7 @@ from planner.adapt.adaptation import needs_set_up
 from planner.adapt.policy import Decision
 from planner.check.paths import communicating_pairs, nccl_pairs, used_links
 from planner.cost.network import own_link
-from planner.cost.synchronisation import GradientSync, gradient_syncs
+from planner.cost.synchronisation import GradientSync, gradient_syncs, uneven_sum
 from planner.plan.plan import Plan, Replica
 from planner.plan.regional_batch import foreign_samples
 from planner.scenario.cluster import Link
@@ -37,18 +37,16 @@ def check_groups(plan: Plan, scenario: Scenario) -> None:
             where="training.noise_scale",
             valid=f"remove it, or leave 'partners' out in {first}",
         )
+    if uneven := uneven_sum(plan, scenario):
+        sync, one, other = uneven
+        what, it = ("tied layers", "them") if sync.tied else (f"layer {sync.first_layer}", "the layer")
+        raise InputError(
+            f"{len(groups[other])} devices share {what}, but {len(groups[one])} devices share {it} in {where[one]}",
+            where=f"{where[other]}.partners",
+            valid=f"share {it} among equally many devices in every replica",
+        )
     for sync in gradient_syncs(plan, scenario):
-        degree = len(groups[sync.devices[0]])
-        for leader in sync.devices:
-            if len(groups[leader]) != degree:
-                what, it = ("tied layers", "them") if sync.tied else (f"layer {sync.first_layer}", "the layer")
-                raise InputError(
-                    f"{len(groups[leader])} devices share {what}, but {degree} devices share {it} in "
-                    f"{where[sync.devices[0]]}",
-                    where=f"{where[leader]}.partners",
-                    valid=f"share {it} among equally many devices in every replica",
-                )
-        for place in range(1, degree):
+        for place in range(1, len(groups[sync.devices[0]])):
             _check_paths(sync.among(groups[leader][place] for leader in sync.devices), scenario)
 
 

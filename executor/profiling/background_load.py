@@ -22,9 +22,10 @@ from executor.profiling.layer_times import measure_layers
 from executor.training.device import keep_freed_memory
 from executor.training.models.loading import load_with_sizes
 from planner.files.documents import Document
+from planner.files.importers.huggingface import read_config
 from planner.files.parsing import Part
 from planner.files.training import read_data
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
 from planner.scenario.training import Optimizer, Training
 from traces.common.errors import RunError
 
@@ -40,6 +41,7 @@ class LoadConfig:
         precision: One of `planner.scenario.training.PRECISIONS`.
         threads: Number of torch threads of each process.
         data: Path of a file that names the data, as ``data`` of a scenario's ``training``; empty for the model's own.
+        tokens: Tokens of a sample if ``path`` is a ``config.json``; 0 for a file with a function ``build``.
     """
 
     path: str
@@ -49,6 +51,13 @@ class LoadConfig:
     precision: str
     threads: int
     data: str = ""
+    tokens: int = 0
+
+    @property
+    def code(self) -> Code:
+        """The model's file, or its configuration."""
+        path = Path(self.path)
+        return HuggingFaceCode(path, read_config(path), self.tokens) if self.tokens else ModelCode(path, self.arguments)
 
 
 @contextmanager
@@ -101,8 +110,7 @@ def main(parent: str) -> None:
     torch.set_num_threads(config.threads)
     training = Training(max(config.samples), optimizer=Optimizer(config.optimizer), precision=config.precision)
     named = read_data(Part(Document(Path(config.data)))) if config.data else None
-    code = ModelCode(Path(config.path), config.arguments)
-    loaded = load_with_sizes(code, training.seed, training.precision, named)
+    loaded = load_with_sizes(config.code, training.seed, training.precision, named)
     print(_READY, flush=True)
     while True:
         for samples in config.samples:

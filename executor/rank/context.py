@@ -92,6 +92,11 @@ class RankConfig:
         """Whether this rank trains nothing, but takes outer steps."""
         return self.device in self.plan.synchronisation.outer.syncers
 
+    @property
+    def is_grouped(self) -> bool:
+        """Whether this rank trains in a tensor-parallel group."""
+        return any(replica.partners and self.device in replica.devices for replica in self.plan.replicas)
+
     def program(self, plan: Plan) -> DeviceProgram | None:
         """Return this rank's program under a plan; None if the plan does not use this rank's device."""
         if self.device not in plan.devices:

@@ -259,6 +259,9 @@ class Rank:
         own: Collection[int] = layers_of(self._config.plan, self._config.device)
         if self._config.takes_outer_steps:
             own = range(len(scenario.model.layers))
+        elif self._config.is_grouped and isinstance(code, HuggingFaceCode):
+            # A layer gets memory when the group shards it.
+            own = ()
 
         def load() -> tuple[LoadedModel, Facts]:
             """Return the model, which the launcher has not seen: it does not load torch."""

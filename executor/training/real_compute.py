@@ -121,11 +121,14 @@ class RealCompute:
     def _add_stage(self, stage: Stage) -> _Stage:
         model, sizes = self._loaded.model, self._loaded.sizes
         layers = {index: model.layers[index] for index in stage.layers}
-        for layer in filter(is_empty, layers.values()):
-            layer.to_empty(device=CPU)
-        if self._group is not None:
+        if self._group is None:
+            for layer in filter(is_empty, layers.values()):
+                layer.to_empty(device=CPU)
+        else:
             assert isinstance(model, TensorParallelModel), "the launcher has checked this"
             for index, layer in layers.items():
+                # One layer after the other, so that at most one is in memory as a whole.
+                self._loaded.fill(index)
                 shard_layer(layer, model.parallel_layout(index), self._group)
         self._layers |= layers
         # A change in any layer may change the stage's inputs, since earlier layers may return a view of their inputs.

@@ -104,7 +104,7 @@ FormatChoice = StrEnum("FormatChoice", ["HUGGINGFACE", "METIS", "PIPEDREAM", "SA
 
 @profile_app.command("model")
 def model(
-    code: Annotated[Path, typer.Argument(metavar="MODEL.py", help="A file with a function 'build'.")],
+    code: Annotated[Path, typer.Argument(metavar="MODEL.py", help="A file with a function 'build', or a config.json.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Model file; times of other kinds stay in it.")],
     arguments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An argument of 'build'.")
@@ -125,13 +125,26 @@ def model(
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
     split: Annotated[bool, typer.Option("--split", help="Measure a split backward, as for zb-h1.")] = False,
     data: Annotated[Path | None, typer.Option(help="A YAML file with the value of 'training: {data: ...}'.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, max=MOST, help="config.json: tokens of a sample.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's layers on this device. Example: ropebridge profile model gpt.py --set width=64 -o gpt.yaml."""
     from experiments.profiles.model_config import ProfileConfig, check_config
 
     config = ProfileConfig(
-        code, arguments or [], kind, device.value, ranks, threads, samples, repeats, optimizer, precision, split, data
+        code,
+        arguments or [],
+        kind,
+        device.value,
+        ranks,
+        threads,
+        samples,
+        repeats,
+        optimizer,
+        precision,
+        split,
+        data,
+        tokens,
     )
     check_config(config, output)
     from experiments.profiles.model import profile

@@ -13,7 +13,7 @@ from executor.profiling.background_load import LoadConfig, background_load
 from executor.profiling.model_profile import LayerCosts, ModelCosts, count_work, profile_model, profiling_steps
 from executor.training.device import CPU, cpu_name, is_kind, keep_freed_memory, threads_of_a_rank
 from executor.training.models.loading import LoadedModel, load_with_sizes
-from experiments.profiles.model_config import META, ProfileConfig, arguments_of, named_data, rising_numbers
+from experiments.profiles.model_config import META, ProfileConfig, arguments_of, code_of, named_data, rising_numbers
 from experiments.profiles.model_file import ModelLayers, add_to_model_file, refuse_another_model
 from experiments.runs.progress import showing_rounds
 from planner.scenario.profile import LayerProfile, TimeTable
@@ -72,7 +72,7 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     keep_freed_memory()
     samples = rising_numbers(config.samples, "--samples")
     device, kind = (CPU, config.kind or "cpu") if config.device == META else measured_device(config.device, config.kind)
-    code = ModelCode(config.code, arguments_of(config))
+    code = code_of(config)
     precision = config.measured_precision or "fp32"
     training = Training(
         max(samples), optimizer=Optimizer(config.optimizer), precision=precision, data=named_data(config)
@@ -80,24 +80,26 @@ def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[
     threads = config.threads or threads_of_a_rank(config.ranks)
     torch.set_num_threads(threads)
     loaded = load_with_sizes(code, training.seed, training.precision, training.data)
-    refuse_another_model(output, config.code.stem, code, len(loaded.sizes), config.measured_precision)
-    if config.device == META:
+    refuse_another_model(output, config.name, code, len(loaded.sizes), config.measured_precision)
+    if isinstance(code, ModelCode) and config.device == META:
         return _count(loaded, code, training, output, as_json)
     beside = LoadConfig(
-        str(code.path.resolve()),
-        dict(code.arguments),
+        str(config.code.resolve()),
+        arguments_of(config),
         samples,
         config.optimizer,
         config.precision,
         threads,
         "" if config.data is None else str(config.data.resolve()),
+        config.tokens or 0,
     )
     # Background processes stand for the other ranks, which will compute on this machine at the same time.
     with background_load(config.ranks - 1, beside), showing_rounds(profiling_steps(samples), tell) as begin:
         costs = profile_model(loaded, samples, training, config.repeats, device, begin)
-    layers = [_layer(each, kind, config.split) for each in costs.layers]
+    tied = [size.tied_bytes for size in loaded.sizes]
+    layers = [_layer(*each, kind, config.split) for each in zip(costs.layers, tied, strict=True)]
     measured_on = {kind: in_words(device, threads)}
-    add_to_model_file(output, ModelLayers(config.code.stem, layers, code, config.precision, measured_on))
+    add_to_model_file(output, ModelLayers(config.name, layers, code, config.precision, measured_on))
     if as_json:
         of_all = {"launch_overhead_s": costs.launch_overhead_s, "workspace_share": costs.workspace_share}
         found = {"kind": kind, "file": str(output), "confidence": CONFIDENCE, **asdict(costs), **of_all}
@@ -143,7 +145,7 @@ def in_words(device: torch.device, threads: int) -> str:
     return f"{torch.cuda.get_device_name(device)}, {versions}"
 
 
-def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
+def _layer(costs: LayerCosts, tied_bytes: int, kind: str, split: bool) -> LayerProfile:
     times = costs.times.values()
     inputs_s = [each.backward_input_s.median for each in times]
     weights_s = [each.backward_weight_s.median for each in times]
@@ -163,7 +165,7 @@ def _layer(costs: LayerCosts, kind: str, split: bool) -> LayerProfile:
     )
     update_s = _rounded(next(iter(times)).update_s.median)
     sizes = (costs.parameter_bytes, costs.output_bytes, costs.activation_bytes)
-    return LayerProfile(costs.name, *sizes, {kind: table}, {kind: update_s}, memory=costs.memory)
+    return LayerProfile(costs.name, *sizes, {kind: table}, {kind: update_s}, memory=costs.memory, tied_bytes=tied_bytes)
 
 
 def _rounded(seconds: float) -> float:

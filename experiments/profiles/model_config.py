@@ -12,9 +12,10 @@ from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
 from planner.files.cluster import read_kind_table
 from planner.files.documents import Document, parse_yaml
+from planner.files.importers.huggingface import read_config
 from planner.files.parsing import Part
 from planner.files.training import read_data
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
 from planner.scenario.training import OPTIMIZER_STATES, TrainingData
 from traces.common.errors import InputError, find_by_name
 from traces.common.text import key_and_value
@@ -36,6 +37,7 @@ class ProfileConfig:
         samples: Microbatch sizes, separated by commas.
         split: Whether to measure the two parts of a split backward.
         data: A YAML file that names the data, as ``data`` of a scenario's ``training``; None for the model's own data.
+        tokens: Tokens of a sample of a model of transformers, whose ``code`` is a ``config.json``; otherwise None.
     """
 
     code: Path
@@ -50,6 +52,12 @@ class ProfileConfig:
     precision: str
     split: bool
     data: Path | None = None
+    tokens: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the model: that of its file, or of the folder of its ``config.json``."""
+        return self.code.stem if self.tokens is None else self.code.resolve().parent.name or "huggingface"
 
     @property
     def measured_precision(self) -> str | None:
@@ -64,9 +72,16 @@ def check_config(config: ProfileConfig, output: Path) -> None:
         InputError: An option is wrong; the message names the first such option.
     """
     path = config.code
-    if path.suffix == ".json":
-        advice = f"for a model's config.json there is 'ropebridge profile import huggingface {path} -o FILE'"
+    is_config = path.suffix == ".json"
+    if is_config and (config.tokens is None or config.device == META):
+        advice = f"'--tokens N' measures a config.json; 'ropebridge profile import huggingface {path} -o FILE' counts"
         raise InputError("this is no Python file", where=str(path), valid=advice)
+    if config.tokens is not None and (not is_config or config.arguments):
+        raise InputError(
+            "the tokens of a sample are those of a config.json without arguments",
+            where=f"--tokens {config.tokens}",
+            valid="give a config.json, or the model's own arguments by '--set'",
+        )
     if not path.is_file():
         raise InputError("there is no such file", where=str(path), valid="give a Python file with a function 'build'")
     rising_numbers(config.samples, "--samples")
@@ -79,7 +94,7 @@ def check_config(config: ProfileConfig, output: Path) -> None:
         problem, advice = "only ranks on a CPU share their device", "leave --ranks out: each rank has a GPU of its own"
         raise InputError(problem, where=where, valid=advice)
     check_targets([output])
-    refuse_another_model(output, path.stem, ModelCode(path, arguments_of(config)), precision=config.measured_precision)
+    refuse_another_model(output, config.name, code_of(config), precision=config.measured_precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +157,13 @@ def rising_numbers(text: str, option: str, most: int = sys.maxsize) -> list[int]
 def named_data(config: ProfileConfig) -> TrainingData | None:
     """Return the data that the option ``--data`` names; raise `InputError` if its file is wrong."""
     return None if config.data is None else read_data(Part(Document(config.data)))
+
+
+def code_of(config: ProfileConfig) -> Code:
+    """Return the model's file with its arguments, or its configuration; raise `InputError` if either is wrong."""
+    if config.tokens is None:
+        return ModelCode(config.code, arguments_of(config))
+    return HuggingFaceCode(config.code.resolve(), read_config(config.code), config.tokens)
 
 
 def arguments_of(config: ProfileConfig) -> dict[str, int | float | str | bool]:

@@ -13,7 +13,7 @@ import yaml
 from planner.files.documents import Document
 from planner.scenario.profile import LayerProfile, PassMemory, TimeTable, Workspace
 from planner.scenario.roofline import LayerWork
-from planner.scenario.scenario import ModelCode
+from planner.scenario.scenario import Code, HuggingFaceCode
 from planner.scenario.sharding import Sharding
 from planner.scenario.training import DEFAULT_PRECISION, PRECISIONS
 from traces.common.atomic import check_place, write_text_atomically
@@ -34,7 +34,7 @@ class ModelLayers:
 
     name: str
     layers: Sequence[LayerProfile | LayerWork]
-    code: ModelCode | None = None
+    code: Code | None = None
     precision: str | None = None
     measured_on: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class ModelLayers:
 def refuse_another_model(
     path: Path,
     name: str,
-    code: ModelCode | None = None,
+    code: Code | None = None,
     layers: int | None = None,
     precision: str | None = DEFAULT_PRECISION,
 ) -> None:
@@ -82,12 +82,15 @@ def add_to_model_file(path: Path, model: ModelLayers) -> None:
     write_text_atomically(path, text)
 
 
-def _head(path: Path, name: str, code: ModelCode | None, precision: str | None) -> dict[str, Any]:
+def _head(path: Path, name: str, code: Code | None, precision: str | None) -> dict[str, Any]:
     """Return the keys of a file that describe the model, without its layers."""
     head: dict[str, Any] = {"name": name} if precision is None else {"name": name, "precision": precision}
     if code is None:
         return head
-    place = os.path.relpath(code.path.resolve(), path.resolve().parent)
+    file = code.source if isinstance(code, HuggingFaceCode) else code.path
+    place = os.path.relpath(file.resolve(), path.resolve().parent)
+    if isinstance(code, HuggingFaceCode):
+        return {**head, "huggingface": place, "tokens": code.tokens}
     return {**head, "code": place, "arguments": dict(code.arguments)}
 
 

@@ -105,6 +105,21 @@ def gradient_syncs(plan: Plan, scenario: Scenario) -> tuple[GradientSync, ...]:
     return tuple(sync for one in each for sync in (*_syncs_over(one, plan, scenario), *_tied_sync(one, plan, scenario)))
 
 
+def uneven_sum(plan: Plan, scenario: Scenario) -> tuple[GradientSync, str, str] | None:
+    """Return a sum over groups of unlike sizes, whose shards differ, and the first devices of two such groups.
+
+    Training does not carry out such a sum. The result is None if the plan has none.
+    """
+    degrees = {replica.device: replica.tensor_parallel for replica in plan.replicas}
+    if len(set(degrees.values())) > 1:
+        for sync in gradient_syncs(plan, scenario):
+            first, *others = sync.devices
+            for other in others:
+                if degrees[other] != degrees[first]:
+                    return sync, first, other
+    return None
+
+
 def _syncs_over(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iterator[GradientSync]:
     runs = list(_runs(pipelines, plan, scenario))
     for run in reversed(runs) if plan.synchronisation.bucket_bytes else runs:

@@ -179,6 +179,7 @@ class ModelEntry:
     """A model: its layers, a published profile, or a Hugging Face ``config.json`` for samples of ``tokens`` tokens.
 
     Attributes:
+        layers: The layers in order; of a ``huggingface`` model if they were measured.
         precision: The precision in which times and sizes were measured, fp32 if absent; layers with ``forward`` have
             float32 sizes.
         measured_on: The device on which the times of each kind were measured, in words, by the kind.
@@ -211,8 +212,9 @@ def read_model(
     """
     entry = part.parse(ModelEntry)
     _check_precision(entry, precision, part)
-    sources = (entry.layers, entry.sailor, entry.huggingface)
-    if sum(each is not None for each in sources) != 1:
+    # Layers that were measured take the place of those of a config.json, which then says what is trained only.
+    costs = (entry.huggingface if entry.layers is None else entry.layers, entry.sailor)
+    if sum(each is not None for each in costs) != 1:
         raise InputError(
             "the model needs its costs",
             where=part.where(),
@@ -247,7 +249,8 @@ def read_model(
 
 def _check_roofline(entry: ModelEntry, part: Part) -> None:
     """Raise `InputError` if there are tables, but no layer of which a roofline estimates the times."""
-    counted = entry.huggingface is not None or any(layer.forward is not None for layer in entry.layers or ())
+    counted = entry.layers is None and entry.huggingface is not None
+    counted |= any(layer.forward is not None for layer in entry.layers or ())
     if entry.roofline and not counted:
         raise InputError(
             "the model's times are measured, so that no roofline is used",

@@ -33,6 +33,7 @@ class DeferredWeights(TorchFunctionMode):
 
     Torch's random numbers go on as if all matrices were filled, so that each has the values of a model that is built
     whole from the same seed. Small tensors that are not made by `torch.empty` get memory at once, such as buffers.
+    After the context `named` must be called; copies of the model can then be filled too.
 
     Args:
         draws: Whether random numbers are drawn; without them `fill` leaves the values open, for weights of files.
@@ -44,6 +45,8 @@ class DeferredWeights(TorchFunctionMode):
         self._memory = torch.empty(0)
         # By the identity of a tensor: the tensor, what fills it, and the state of torch's random numbers before that.
         self._fills: dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], object], torch.Tensor]] = {}
+        # What fills a parameter, and the state before that, by its name.
+        self._named: dict[str, tuple[Callable[[torch.Tensor], object], torch.Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -71,10 +74,19 @@ class DeferredWeights(TorchFunctionMode):
             self._memory = torch.empty(like.numel(), dtype=like.dtype)
         return self._memory[: like.numel()].view(like.shape)
 
+    def named(self, model: nn.Module) -> None:
+        """Keep what fills the parameters of ``model``, which was built in this context, by their names."""
+        if self._draws:
+            parameters = [(name, id(each)) for name, each in model.named_parameters() if each.is_meta]
+            self._named = {name: self._fills[key][1:] for name, key in parameters}
+        self._fills.clear()
+        self._memory = torch.empty(0)
+
     def fill(self, model: nn.Module, chosen: Iterable[nn.Module]) -> None:
         """Give the parameters of the chosen modules of ``model`` memory and values, wherever else it uses them too."""
+        names = {id(each): name for name, each in model.named_parameters()}
         parameters = [each for module in chosen for each in module.parameters() if each.is_meta]
-        filled = {id(each): self._filled(each) for each in parameters}
+        filled = {id(each): self._filled(each, names[id(each)]) for each in parameters}
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in filled:
@@ -84,10 +96,10 @@ class DeferredWeights(TorchFunctionMode):
                 with torch.no_grad():
                     module.weight[module.padding_idx].zero_()
 
-    def _filled(self, parameter: nn.Parameter) -> nn.Parameter:
+    def _filled(self, parameter: nn.Parameter, name: str) -> nn.Parameter:
         values = torch.empty_like(parameter, device="cpu")
         if self._draws:
-            _, fill, state = self._fills[id(parameter)]
+            fill, state = self._named[name]
             with torch.random.fork_rng(devices=()):
                 torch.set_rng_state(state)
                 fill(values)

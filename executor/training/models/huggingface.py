@@ -76,40 +76,65 @@ class LanguageModel(TransformersModel):
         return functional.cross_entropy(scores, following)
 
 
-def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None = None) -> TransformersModel:
-    """Return a model with the weights of a file, or random ones that follow ``seed`` as transformers draws them.
+class ModelBuilder:
+    """Builds a model with the weights of a file, or random ones that follow ``seed`` as transformers draws them.
 
-    On torch's meta device only names and shapes of the weights are read.
+    Random numbers are drawn once, however often parts of the model are built.
 
     Args:
         code: The configuration, and the path of the weights.
         seed: Seed of random weights.
-        chosen: The layers that get memory and weights; None for all.
-
-    Raises:
-        InputError: The family cannot be trained, its configuration is wrong, or the weights are of another model.
     """
-    if torch.get_default_device().type == "meta":
-        model = transformers_model(code, seed)
+
+    def __init__(self, code: HuggingFaceCode, seed: int) -> None:
+        self._code = code
+        self._seed = seed
+        # Without memory for its matrices: the model, and what fills them.
+        self._empty: tuple[Any, DeferredWeights] | None = None
+
+    def build(self, chosen: Collection[int] | None = None) -> TransformersModel:
+        """Return the model, of which the ``chosen`` layers have memory and weights; None for all.
+
+        On torch's meta device only names and shapes of the weights are read.
+
+        Raises:
+            InputError: The family cannot be trained, its configuration is wrong, or the weights are of another model.
+        """
+        code = self._code
+        if torch.get_default_device().type == "meta":
+            model = transformers_model(code, self._seed)
+            if code.path is not None:
+                load_weights(model, code.path)
+            return _split(model, code)
+        origins = [] if chosen is None else _origins(code)
+        if chosen is not None and len(set(chosen)) == len(origins):
+            chosen = None
+        if code.path is None and chosen is None:
+            return _split(transformers_model(code, self._seed), code)
+        empty, deferred = self._without_memory()
+        model = deepcopy(empty)
+        names = [""] if chosen is None else [name for index in chosen for name in origins[index]]
+        deferred.fill(model, map(model.get_submodule, names))
         if code.path is not None:
             load_weights(model, code.path)
-        return _split(model, code)
-    origins = [] if chosen is None else _origins(code)
-    if chosen is not None and len(set(chosen)) == len(origins):
-        chosen = None
-    if code.path is None and chosen is None:
-        return _split(transformers_model(code, seed), code)
-    with DeferredWeights(draws=code.path is None) as deferred:
-        model = transformers_model(code, seed)
-    names = [""] if chosen is None else [name for index in chosen for name in origins[index]]
-    deferred.fill(model, map(model.get_submodule, names))
-    if code.path is not None:
-        load_weights(model, code.path)
-    made = _split(model, code)
-    for index, layer in enumerate(made.layers):
-        if chosen is not None and index not in chosen:
-            layer.to("meta")
-    return made
+        made = _split(model, code)
+        for index, layer in enumerate(made.layers):
+            if chosen is not None and index not in chosen:
+                layer.to("meta")
+        return made
+
+    def _without_memory(self) -> tuple[Any, DeferredWeights]:
+        if self._empty is None:
+            with DeferredWeights(draws=self._code.path is None) as deferred:
+                model = transformers_model(self._code, self._seed)
+            deferred.named(model)
+            self._empty = model, deferred
+        return self._empty
+
+
+def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None = None) -> TransformersModel:
+    """Return what `ModelBuilder` builds of a configuration."""
+    return ModelBuilder(code, seed).build(chosen)
 
 
 def _origins(code: HuggingFaceCode) -> list[list[str]]:

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -73,6 +72,14 @@ class LoadedModel:
         layers = self.model.layers if self.rebuild is None else self.rebuild(indices).layers
         return [layers[index] for index in indices]
 
+    def fill(self, index: int) -> None:
+        """Give layer ``index`` memory and its first weights, unless it has them."""
+        layer = self.model.layers[index]
+        if is_empty(layer):
+            (filled,) = self.first_layers([index])
+            for name, child in filled.named_children():
+                layer.add_module(name, child)
+
 
 def is_empty(layer: nn.Module) -> bool:
     """Return whether a layer has no memory for its parameters, since it is on torch's meta device."""
@@ -94,7 +101,7 @@ def load_model(code: Code, seed: int, chosen: Collection[int] | None = None) -> 
         InputError: The file cannot be run, or has no ``build`` that takes the arguments and returns a model.
     """
     if isinstance(code, HuggingFaceCode):
-        return _load_huggingface(code, seed, chosen)
+        return _builder(code, seed)(chosen)
     build = load_build(code.path, "model", f"an object with {MEMBERS}", code.arguments)
     torch.manual_seed(seed)
     model: TrainableModel = build()
@@ -117,13 +124,18 @@ def load_transformers() -> None:
     import executor.training.models.huggingface  # noqa: F401 - loads transformers
 
 
-def _load_huggingface(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None) -> TrainableModel:
+def _builder(code: HuggingFaceCode, seed: int) -> Callable[[Collection[int] | None], TrainableModel]:
+    """Return a function that builds the model with some layers, as `load_model` does."""
     load_transformers()
-    from executor.training.models.huggingface import build_model
+    from executor.training.models.huggingface import ModelBuilder
 
-    with user_code(code, "transformers cannot build the model"):
-        model: TrainableModel = build_model(code, seed, chosen)
-    return model
+    builder = ModelBuilder(code, seed)
+
+    def build(chosen: Collection[int] | None) -> TrainableModel:
+        with user_code(code, "transformers cannot build the model"):
+            return builder.build(chosen)
+
+    return build
 
 
 def check_model(scenario: Scenario) -> LoadedModel:
@@ -182,7 +194,10 @@ def load_with_sizes(
     Raises:
         InputError: The model cannot be built, or cannot be split between its layers, or the data cannot be read.
     """
-    return _with_sizes(load_model(code, seed, chosen), code, seed, precision, named)
+    if not isinstance(code, HuggingFaceCode):
+        return _with_sizes(load_model(code, seed), code, seed, precision, named)
+    build = _builder(code, seed)
+    return replace(_with_sizes(build(chosen), code, seed, precision, named), rebuild=build)
 
 
 def _with_sizes(
@@ -218,8 +233,7 @@ def _with_sizes(
         output = SampleShape(tuple(outputs.shape[1:]), dtype)
         changes = entering._version > version
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=changes, tied_bytes=tied.get(index, 0)))
-    rebuild = partial(load_model, code, seed) if isinstance(code, HuggingFaceCode) else None
-    return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers, rebuild)
+    return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
 
 
 def _named_data(named: TrainingData, code: Code, seed: int) -> EndlessData:

@@ -12,6 +12,7 @@ from math import inf
 
 from planner.check import is_possible
 from planner.cost.in_flight import no_split_fits
+from planner.cost.synchronisation import uneven_sum
 from planner.plan.plan import ALGORITHMS, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, within_regions
@@ -103,8 +104,12 @@ def _search(
     quick = cost_model or (lambda plan: approximate_step_time_s(plan, scenario))
     exact = cost_model or (lambda plan: contended_step_time_s(plan, scenario))
 
+    def may_run(plan: Plan) -> bool:
+        is_trainable = scenario.code is None or uneven_sum(plan, scenario) is None
+        return is_trainable and without.isdisjoint(plan.devices)
+
     def score(plan: Plan) -> float:
-        if not without.isdisjoint(plan.devices):
+        if not may_run(plan):
             return inf
         return objective.score(plan, quick(plan), scenario)
 
@@ -115,7 +120,7 @@ def _search(
             step_s *= _DYNAMIC
         return objective.score(plan, step_s, scenario)
 
-    given = [plan for plan in seeds if without.isdisjoint(plan.devices) and is_possible(plan, scenario)]
+    given = [plan for plan in seeds if may_run(plan) and is_possible(plan, scenario)]
     ranked = sorted(dict.fromkeys((*candidates(scenario, without), *given)), key=score)
     effort = next(each for each in (_SMALL, *_LARGER) if len(scenario.cluster.devices) <= each.most_devices)
     if cost_model is None and effort.judged:
@@ -126,7 +131,7 @@ def _search(
     if effort.judged:
         improved += ranked[: effort.starts]
     finished = dict.fromkeys(ordered for plan in improved for ordered in _ordered(plan, scenario))
-    able = [plan for plan in finished if is_possible(plan, scenario)]
+    able = [plan for plan in finished if may_run(plan) and is_possible(plan, scenario)]
     able += [plan for plan in given if effort is _SMALL or score(plan) <= _OVERLAP * min(scores.values(), default=inf)]
     if not able:
         devices = [device for device in listed.cluster.devices if device.name not in without]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from executor.backend import TorchBackend
 from executor.training.models.huggingface import build_model
-from executor.training.models.loading import is_empty
+from executor.training.models.loading import is_empty, load_with_sizes
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import WEIGHT_INDEX, HuggingFaceCode
@@ -69,6 +69,16 @@ def test_a_part_has_the_random_weights_of_the_whole(config: Mapping[str, Any], c
     held = {index for index, layer in enumerate(part.layers) if not is_empty(layer)}
     assert held == set(chosen)
     assert part.tied == whole.tied
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN2, GPT2, VIT], ids=lambda config: config["model_type"])
+def test_layers_that_are_filled_one_after_the_other_have_the_weights_of_the_whole(config: Mapping[str, Any]) -> None:
+    loaded, whole = load_with_sizes(code_of(config), SEED, chosen=()), build_model(code_of(config), SEED)
+    for index in reversed(range(LAYERS)):
+        layer = loaded.model.layers[index]
+        assert is_empty(layer)
+        loaded.fill(index)
+        assert_same(layer, whole.layers[index])
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, GPT2, VIT], ids=lambda config: config["model_type"])
@@ -178,24 +188,38 @@ _PEAK = """
 import json, sys
 from pathlib import Path
 from executor.training.models.huggingface import build_model
+from executor.training.models.loading import load_with_sizes
+from executor.training.parallel_layout import TracingGroup
+from executor.training.tensor_parallel import shard_layer
 from planner.scenario.scenario import HuggingFaceCode
 
 def kibibytes(name):
     return int(Path("/proc/self/status").read_text().partition(name)[2].split()[0])
 
-config, chosen = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+config, chosen, degree = map(json.loads, (sys.argv[1], sys.argv[2], sys.argv[4]))
 path = Path(sys.argv[3]) if sys.argv[3] else None
 build_model(HuggingFaceCode(Path("c"), {**config, "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 8}, 12), 0)
 before = kibibytes("VmRSS:")
-model = build_model(HuggingFaceCode(Path("c"), config, 12, path), 0, chosen)
+code = HuggingFaceCode(Path("c"), config, 12, path)
+if degree > 1:
+    loaded = load_with_sizes(code, 0, chosen=())
+    model = loaded.model
+    for index in chosen:
+        loaded.fill(index)
+        shard_layer(model.layers[index], model.parallel_layout(index), TracingGroup(degree))
+else:
+    model = build_model(code, 0, chosen)
 held = sum(each.nbytes for layer in model.layers for each in layer.parameters() if not each.is_meta)
 print(json.dumps([(kibibytes("VmHWM:") - before) * 1024, held]))
 """
 
 
-def peak_and_held_bytes(chosen: list[int] | None, path: str = "") -> list[int]:
-    """The growth of a process that builds a model, at its peak, and the bytes of the parameters that it then holds."""
-    command = [sys.executable, "-c", _PEAK, json.dumps(LARGE), json.dumps(chosen), path]
+def peak_and_held_bytes(chosen: list[int] | None, path: str = "", degree: int = 1) -> list[int]:
+    """The growth of a process that builds a model, at its peak, and the bytes of the parameters that it then holds.
+
+    With a ``degree`` above 1 it is one of so many devices of a group, which shards the layers.
+    """
+    command = [sys.executable, "-c", _PEAK, json.dumps(LARGE), json.dumps(chosen), path, str(degree)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -212,3 +236,15 @@ def test_the_peak_of_a_rank_is_that_of_its_own_part(tmp_path: Path) -> None:
             # Besides its own layers a matrix of numbers, or the pages of a file while they are copied.
             assert peak < own + 3 * largest
             assert peak < 0.5 * whole_peak
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_device_of_a_group_is_that_of_its_shards(tmp_path: Path) -> None:
+    layers = list(range(16))
+    _, whole = peak_and_held_bytes(None)
+    transformers_alone(LARGE, 0).save_pretrained(tmp_path / "weights", max_shard_size="50MB")
+    for path in ("", str(tmp_path / "weights")):
+        peak, own = peak_and_held_bytes(layers, path, degree=4)
+        assert own < 0.26 * whole
+        # Besides its shards a whole layer, and as above.
+        assert peak < own + 4 * 8192 * 512 * 4

@@ -126,7 +126,6 @@ def test_what_cannot_be_measured_is_refused(options: list[str], message: str, tm
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("config.json", "{}", "there is 'ropebridge profile import huggingface"),
         ("missing.py", None, "there is no such file"),
         ("model.py", "layers = []", "the model file has no function 'build'"),
     ],
