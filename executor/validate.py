@@ -96,7 +96,6 @@ def check_supported(
         InputError: The message names the first thing that only the simulator supports, and an alternative.
     """
     if compute == "real":
-        code_to_train(scenario)
         check_precision(scenario.training.precision, "training.precision")
         check_groups(plan, scenario)
         _check_tied(plan, scenario)
@@ -125,6 +124,8 @@ def check_supported(
         _check_recovery(plan)
     if checkpoints:
         _check_checkpoints(plan, compute)
+    if compute == "real":
+        code_to_train(scenario)
 
 
 def check_spread(plan: Plan, scenario: Scenario, emulator: Emulator) -> None:

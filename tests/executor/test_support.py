@@ -16,13 +16,14 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler, TransportEffects
 from planner.scenario.faults import Absence, LinkOutage
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import ModelCode, Scenario
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
 
 SCENARIO = chain_scenario([1e-3, 1e-3], [1e-3, 1e-3], global_batch=2)
 PLAN = chain_plan(SCENARIO)
+CODE = ModelCode(Path("model.py"), {})
 FOUR = chain_scenario([1e-3] * 4, [1e-3] * 4, global_batch=2)
 
 
@@ -250,7 +251,14 @@ def test_a_torch_without_nccl_is_refused_where_a_plan_needs_it() -> None:
     ],
 )
 def test_what_can_be_run(plan: Plan, scenario: Scenario, emulator: Emulator, compute: ComputeMode) -> None:
-    check_supported(plan, scenario, compute, emulator)
+    check_supported(plan, replace(scenario, code=CODE), compute, emulator)
+
+
+def test_training_needs_the_code_of_the_model() -> None:
+    check_supported(PLAN, SCENARIO, "paced", "none")
+    with pytest.raises(InputError, match="model 'chain' has no code to train") as refused:
+        check_supported(PLAN, SCENARIO, "real", "none")
+    assert refused.value.where == "model.code"
 
 
 def test_a_plan_file_without_optional_keys_can_be_run(tmp_path: Path) -> None:
