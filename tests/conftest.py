@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -15,6 +16,9 @@ from tests.helpers.processes.warm_agents import WarmAgents
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test asks for more, threads that wait would spin on the cores that other tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Nothing that is loaded for the tests, torch among it, is garbage before they end (see `pytest_collection_finish`).
+gc.disable()
 
 # Examples have no deadline, and may be slow to draw: any other process of the machine can delay them.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chosen = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
         if chosen is not None and not every_example and chosen.max_examples > _FEW_EXAMPLES:
             item.obj._hypothesis_internal_use_settings = settings(chosen, max_examples=_FEW_EXAMPLES)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but without a look at the million objects of modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def is_timed(item: pytest.Item) -> bool:

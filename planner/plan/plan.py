@@ -67,6 +67,8 @@ class Stage:
         Bounds are rounded cumulative shares, so that the intervals of consecutive replicas neither overlap nor leave a
         gap.
         """
+        if len(self.replicas) == 1:
+            return ((0, samples),)
         total = sum(replica.share for replica in self.replicas)
         bounds = [0, *(round(samples * part / total) for part in accumulate(r.share for r in self.replicas))]
         return tuple(pairwise(bounds))
