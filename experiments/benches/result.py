@@ -93,7 +93,8 @@ class JudgedClaim(Claim):
     Attributes:
         least: The least of all settings.
         largest: The largest of all settings.
-        bar: The value from which on the claim appears in a setting.
+        bar: The value from which on the claim appears in a setting; of a claim that a figure stays below a limit, this
+            limit.
         settings: Number of settings.
         appears: Number of settings in which the claim appears.
         verdict: ``appears``, ``appears in k of n settings``, ``does not appear``, or ``no setting`` if there is none.
@@ -107,9 +108,14 @@ class JudgedClaim(Claim):
     verdict: str
 
 
-def judge_claim(claim: str, paper: str, values: Sequence[float], bar: float, where: str) -> JudgedClaim:
-    """Return the verdict on a claim, given the ``values`` of its figure: it appears in a setting from ``bar`` on."""
-    appears, count = sum(value >= bar for value in values), len(values)
+def judge_claim(
+    claim: str, paper: str, values: Sequence[float], bar: float, where: str, *, below: bool = False
+) -> JudgedClaim:
+    """Return the verdict on a claim, given the ``values`` of its figure: it appears in a setting from ``bar`` on.
+
+    With ``below`` it appears where the figure is below ``bar``.
+    """
+    appears, count = sum(value < bar if below else value >= bar for value in values), len(values)
     verdict = f"appears in {appears} of {count} settings"
     if appears in (0, count):
         verdict = ("appears" if appears else "does not appear") if count else "no setting"

@@ -145,7 +145,8 @@ def execute_reproduction(
 ) -> tuple[str, bool]:
     """Run a system and its rivals for real and in the simulator; return what to print and whether the ratios agree.
 
-    Cannikin and its rivals also train a model to a target; ``quick`` takes fewer seeds of it.
+    Cannikin and its rivals also train a model to a target, Cloudless-Training's methods to an accuracy; ``quick`` takes
+    fewer of these runs.
 
     ``executed.json`` is written into the folder ``output``, unless it is None.
 
@@ -154,17 +155,19 @@ def execute_reproduction(
     """
     # Imported here, since it loads torch, which a simulation does not need.
     from experiments.reproductions.cannikin.executed import execute_training
-    from experiments.reproductions.executed.execution import COMPARISONS, execute, executed_check
+    from experiments.reproductions.cloudless.executed import execute_accuracy
+    from experiments.reproductions.executed.execution import COMPARISONS, execute, executed_checks
 
     comparisons = find_by_name(name, COMPARISONS, "system")
 
     def compared() -> BenchResult:
         rows = [row for comparison in comparisons() for row in execute(comparison, tell)]
-        checks = [executed_check(rows)]
-        if name == "cannikin":
-            trained = execute_training(quick, tell)
-            return BenchResult([*rows, *trained.rows], [*checks, *trained.checks])
-        return BenchResult(rows, checks)
+        checks = executed_checks(rows)
+        trainings = {"cannikin": execute_training, "cloudless": execute_accuracy}
+        if name not in trainings:
+            return BenchResult(rows, checks)
+        trained = trainings[name](quick, tell)
+        return BenchResult([*rows, *trained.rows], [*checks, *trained.checks])
 
     return _write(compared, as_json, output, "executed.json")
 

@@ -1,4 +1,4 @@
-"""Measures Cloudless-Training's claims: the cost of rented GPUs, the speed-up by rarer exchanges, and the accuracy.
+"""Measures Cloudless-Training's claims in the simulator: the cost of rented GPUs, and the speed-up by rarer exchanges.
 
 Asynchronous pipelines wait for the WAN only when they reach the bound on their staleness. Two bounds are measured: one
 exchange in flight during the next steps, as in `planner.systems.cloudless.strategy`; and none, where every step waits
@@ -6,20 +6,12 @@ for the last exchange. With T_c the compute time of a step, tau the time of an e
 the second bound gives::
 
     speed-up over an exchange in every step = (T_c + tau) / (T_c + tau / f)
-
-The accuracy is that of a classifier of handwritten digits, trained for real in two processes, with the scenario's WAN
-of 100 Mbit/s emulated inside the processes (`--emulator shaper`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
-from safetensors.torch import load_file
-from torch import nn
-
-from executor.backend import TorchBackend
-from executor.training.models.loading import load_model
 from experiments.benches.result import Row
 from experiments.reproductions.cloudless.settings import (
     GENERATIONS,
@@ -32,13 +24,12 @@ from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import Metrics, measure
 from planner.scenario.effects import Effects
-from planner.scenario.scenario import ModelCode, Scenario
+from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.cloudless.elastic_scheduling import elastic_schedule, greedy_schedule
 from planner.systems.cloudless.strategy import EXCHANGE_STEPS, longest_exchange_s, region_offers, with_exchanges
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
-from traces.common.atomic import scratch_folder
 
 # Ratio of the samples in the region of the older generation to those in the region of the newer one.
 RATIOS = ((1, 1), (2, 1), (1, 2))
@@ -121,14 +112,14 @@ def exchange_rows(quick: bool, tell: Callable[[str], None]) -> list[Row]:
 
 def _exchange_settings(quick: bool) -> dict[str, Scenario]:
     """Return scenarios with a server in each region, by the model's name and a region's samples per step."""
-    settings = {} if quick else {"digits-mlp, 32": _digits()}
+    settings = {} if quick else {"digits-mlp, 32": digits_scenario()}
     settings["small-cnn, 32"] = server_scenario(SMALL_CNN, "cpu-core", 32)
     for size in (128,) if quick else (128, 256, 512):
         settings[f"resnet-18, {size}"] = server_scenario(RESNET_18, "cpu-server", size)
     return settings
 
 
-def _digits() -> Scenario:
+def digits_scenario() -> Scenario:
     """Return the ready scenario without TCP's effects, which neither the paper's model nor the shaper has."""
     return replace(choose_scenario("digits"), effects=Effects())
 
@@ -139,50 +130,3 @@ def _waiting(plan: Plan, every: int) -> Plan:
 
 def _speedup(run: Metrics, before: Metrics) -> float:
     return run.samples_per_s / before.samples_per_s
-
-
-# 45 epochs; in earlier epochs the accuracy still varies by percentage points from step to step.
-TRAINED_STEPS = 1000
-
-# Bound on the staleness, steps. Here exchanges take ten times as long as steps; without a bound training would end
-# before the first exchange arrives. Assumption: as many steps as there are between exchanges.
-BOUND = 4
-
-METHODS: Mapping[str, int] = {"asgd": 1, "asgd-ga": 4, "ma": 4}
-
-# Where the data are; with data by class, one region has the images of digits 0 to 4, and the other one those of 5 to 9.
-EVERYWHERE, BY_CLASS = "everywhere", "regional, by class"
-DATA: Mapping[str, bool] = {EVERYWHERE: False, "regional, alike": False, BY_CLASS: True}
-
-
-def accuracy_rows(tell: Callable[[str], None]) -> list[Row]:
-    """Return the held-out accuracy of each method after the same number of samples, for each place of the data."""
-    rows: list[Row] = []
-    for place, (method, every) in product(DATA, METHODS.items()):
-        scenario = _placed(place)
-        plan = make_plan("greedy", scenario)
-        tell(f"training {scenario.model.name} with {method}, data {place}")
-        chosen = replace(plan, synchronisation=Synchronisation(method, interval_steps=every, staleness_bound=BOUND))
-        with scratch_folder() as folder:
-            target = folder / "parameters.safetensors"
-            record = TorchBackend("real", emulator="shaper", parameters=target).run(
-                scenario, chosen, None, TRAINED_STEPS
-            )
-            assert scenario.code is not None, "the scenario names its model's code"
-            model = load_model(scenario.code, scenario.training.seed)
-            layers = nn.Sequential(*model.layers)
-            layers.load_state_dict(load_file(target))
-        accuracy = float(model.accuracy(list(layers)))  # type: ignore[attr-defined]
-        rows.append(
-            {"data": place, "method": method, "every": every, "accuracy": accuracy, "last_loss": record.losses[-1]}
-        )
-    return rows
-
-
-def _placed(place: str) -> Scenario:
-    """Return the scenario with its data everywhere, or a half of them in each region."""
-    scenario = _digits()
-    assert isinstance(scenario.code, ModelCode), "it is a file"
-    code = replace(scenario.code, arguments={**scenario.code.arguments, "by_class": DATA[place]})
-    data = {} if place == EVERYWHERE else dict.fromkeys(scenario.cluster.regions, 1)
-    return replace(scenario, code=code, data=data)

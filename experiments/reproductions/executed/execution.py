@@ -134,13 +134,15 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
     """Run all contenders in both backends; return a row for each rival."""
     scenario, scale = _reduced(comparison)
     simulated, executed = dict[str, float](), dict[str, float]()
+    # By contender, bytes between regions in the simulator and in the real run.
+    wan_bytes = dict[str, tuple[int, int]]()
     for name, (plan, policy) in comparison.contenders.items():
-        simulated[name] = _rate(
-            comparison, Simulator().run(scenario, plan, make_policy(policy, scenario), comparison.steps)
-        )
+        expected = Simulator().run(scenario, plan, make_policy(policy, scenario), comparison.steps)
         tell(f"{comparison.setting}: {name}")
         backend = TorchBackend("paced", emulator="auto")
-        executed[name] = _rate(comparison, backend.run(scenario, plan, make_policy(policy, scenario), comparison.steps))
+        record = backend.run(scenario, plan, make_policy(policy, scenario), comparison.steps)
+        simulated[name], executed[name] = _rate(comparison, expected), _rate(comparison, record)
+        wan_bytes[name] = measure(expected).wan_bytes, measure(record).wan_bytes
     own, *rivals = comparison.contenders
     return [
         {
@@ -150,15 +152,30 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
             "simulated_ratio": simulated[own] / simulated[rival],
             "executed_ratio": executed[own] / executed[rival],
             "points": 100 * (executed[own] / executed[rival] / (simulated[own] / simulated[rival]) - 1),
+            **wan_ratios(wan_bytes[own], wan_bytes[rival]),
         }
         for rival in rivals
     ]
 
 
-def executed_check(rows: Sequence[Row]) -> Check:
-    """Return the check of the largest difference of an executed ratio from the simulated one."""
-    worst = max(abs(float(row["points"])) for row in rows)
-    return at_most("executed ratio to simulated ratio, largest difference in percent", worst, MOST_POINTS)
+def wan_ratios(own: tuple[int, int], rival: tuple[int, int]) -> Row:
+    """Return the ratios of the bytes between regions, simulated and executed; nothing without such bytes."""
+    if not all((*own, *rival)):
+        return {}
+    simulated, executed = (mine / other for mine, other in zip(own, rival, strict=True))
+    points = 100 * (executed / simulated - 1)
+    return {"simulated_wan_ratio": simulated, "executed_wan_ratio": executed, "wan_points": points}
+
+
+def executed_checks(rows: Sequence[Row]) -> list[Check]:
+    """Return the checks of the largest differences of executed ratios from the simulated ones."""
+    checks = []
+    for name, column in (("ratio", "points"), ("ratio of bytes between regions", "wan_points")):
+        differences = [abs(float(row[column])) for row in rows if column in row]
+        if differences:
+            title = f"executed {name} to simulated {name}, largest difference in percent"
+            checks.append(at_most(title, max(differences), MOST_POINTS))
+    return checks
 
 
 def _rate(comparison: Comparison, record: RunRecord) -> float:

@@ -25,6 +25,7 @@ from experiments.reproductions.comparisons.knobs import (
     subsets,
 )
 from experiments.reproductions.deepcee.scenarios import deepcee_scenario
+from experiments.verbs.bench import REPRODUCTIONS
 from planner.check import is_possible
 from planner.systems.registry import STRATEGIES, make_plan
 from tests.helpers.processes.command import COMMAND
@@ -121,6 +122,11 @@ def test_a_verdict_counts_settings(values: list[float], verdict: str) -> None:
     assert claim.least <= claim.measured <= claim.largest
 
 
+def test_a_claim_of_a_limit_appears_below_it() -> None:
+    claim = judge_claim("error", "below 5 %", [4.9, 5.0, 9.0], 5.0, "here", below=True)
+    assert claim.verdict == "appears in 1 of 3 settings"
+
+
 def test_a_mechanism_that_changes_nothing_is_named() -> None:
     rows = ablation_rows({"idle": [1.0, 1.0 + 1e-9], "useful": [1.0, 1.2], "harmful": [0.9], "needed": [inf]})
     assert without_effect(rows) == ["idle"]
@@ -140,7 +146,7 @@ def reproduced(name: str, seed: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["asteroid", "deepcee"])
+@pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_results_are_the_same_on_a_busy_machine(name: str) -> None:
     idle = reproduced(name, "1")
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
@@ -154,7 +160,7 @@ def test_results_are_the_same_on_a_busy_machine(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["asteroid", "deepcee"])
+@pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_every_mechanism_moves_its_row_or_is_named_in_the_docs(name: str) -> None:
     document = json.loads(reproduced(name, "0"))
     page = re.sub(r"\s+", " ", (ROOT / "docs" / "systems" / f"{name}.md").read_text())

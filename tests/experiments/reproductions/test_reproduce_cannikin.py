@@ -125,12 +125,13 @@ def test_the_command_holds_the_claims_against_what_it_measures(tmp_path: Path) -
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"] == document["rows"]
     # Balance times an adaptive batch saves most of DDP's time; balance alone, half of AdaptDL's on the unlike cluster.
-    against_ddp, against_adaptdl, error = document["checks"]
-    assert against_ddp["value"] > 70
-    assert against_adaptdl["value"] > 40
-    assert error["value"] < 10
+    claims = {row["claim"]: row for row in document["rows"]}
+    assert claims["time to the target saved against ddp, percent, all settings"]["largest"] > 70
+    assert claims["time to the target saved against adaptdl, percent, all settings"]["largest"] > 40
+    *_, chosen, anywhere = document["rows"]
+    assert chosen["largest"] < 10
+    assert chosen["largest"] <= anywhere["largest"]
     assert {row["paper"] for row in document["rows"]} == {"up to 85 %", "up to 52 %", "below 5 %"}
     assert all("assumed" in row["setting"] for row in document["rows"])
     assert any("Assumed" in remark for remark in document["remarks"])
-    ways = {row["way"] for row in document["ablations"]}
-    assert len(ways) == 4
+    assert len(document["ablations"]) == 3
