@@ -80,13 +80,13 @@ class ExchangePaths:
         self._parameters = [layer.parameter_bytes // FLOAT32_BYTES for layer in scenario.model.layers]
         holders = [_holders(pipeline) for pipeline in plan.pipelines]
         self._workers = len(holders)
-        # The ends of the message of each layer between any two workers. A device belongs to one worker.
-        ends = [
-            list(zip(holders[one], holders[other], strict=True)) for one, other in permutations(range(len(holders)), 2)
-        ]
-        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(chain.from_iterable(ends)))}
-        message = [[numbers[pair] for pair in layers] for layers in ends]
-        self._message = np.array(message, np.int64).reshape(-1, len(self._parameters))
+        # The ends of each layer's message are made twice, since those of all workers are too many to keep.
+        pairs = list(permutations(holders, 2))
+        ends = dict.fromkeys(chain.from_iterable(zip(*each, strict=True) for each in pairs))
+        numbers = {pair: number for number, pair in enumerate(ends)}
+        message = (numbers[pair] for each in pairs for pair in zip(*each, strict=True))
+        self._message = np.fromiter(message, np.int64).reshape(-1, len(self._parameters))
+        # A device belongs to one worker.
         worker = {device: number for number, devices in enumerate(holders) for device in devices}
         self._pair = np.array([[worker[end] for end in pair] for pair in numbers], np.int64).reshape(-1, 2)
         self._paths = [nominal_path(scenario, *pair, plan.connections) for pair in numbers]
