@@ -77,6 +77,8 @@ class Recovery:
         return DETECTION_S + self.known_s
 
 
+# Replay, heavy rescheduling, and the plan of heavy rescheduling with replay's moves: each layer straight to its place.
+_WAYS = ("replay", "heavy", "direct")
 _PARTS = ("planning_s", "migration_s", "repeated_s", "total_s")
 
 
@@ -120,13 +122,14 @@ def _row(scenario: Scenario, plan: Plan, gone: str, backups: Backups) -> Row:
     try:
         light = _replayed(scenario, plan, gone, lost_rounds)
         heavy = _rescheduled(scenario, plan, gone, lost_rounds)
+        direct = _rescheduled(scenario, plan, gone, lost_rounds, is_direct=True)
     except InputError:
         # The only device has left, or the remaining devices have too little memory.
-        parts = (f"{way}_{part}" for way in ("replay", "heavy") for part in _PARTS)
+        parts = (f"{way}_{part}" for way in _WAYS for part in _PARTS)
         columns = (*parts, "ratio", "ratio_once_known", "ratio_without_rounds", "throughput_share")
         return {**common, **dict.fromkeys(columns, ""), "note": "cannot go on"}
     throughput = [samples_per_s(each.plan, scenario) for each in (light, heavy)]
-    ways = {"replay": light, "heavy": heavy}
+    ways = dict(zip(_WAYS, (light, heavy, direct), strict=True))
     return {
         **common,
         **{f"{way}_{part}": getattr(each, part) for way, each in ways.items() for part in _PARTS},
@@ -144,9 +147,10 @@ def _replayed(scenario: Scenario, plan: Plan, gone: str, lost_rounds: float) -> 
     return _recovery(scenario, after, migrations, RULE_S * len(RULES), lost_rounds)
 
 
-def _rescheduled(scenario: Scenario, plan: Plan, gone: str, lost_rounds: float) -> Recovery:
+def _rescheduled(scenario: Scenario, plan: Plan, gone: str, lost_rounds: float, *, is_direct: bool = False) -> Recovery:
     after, candidates = counted_replan(plan, scenario, [gone])
-    migrations = full_redistribution(plan, after, scenario, [gone], backup_holders(plan))
+    moved = plan, after, scenario, [gone], backup_holders(plan)
+    migrations = (migration_between(*moved),) if is_direct else full_redistribution(*moved)
     return _recovery(scenario, after, migrations, CANDIDATE_S * candidates, lost_rounds)
 
 
