@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,9 @@ def preload(job: JobFolder) -> None:
     if config.compute == "real":
         load_meta_device()
         if isinstance(scenario.code, HuggingFaceCode):
-            load_transformers()
+            # If it is missing, the ranks say so.
+            with suppress(InputError):
+                load_transformers()
 
 
 def load_meta_device() -> None:

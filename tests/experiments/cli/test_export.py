@@ -1,8 +1,7 @@
 """`ropebridge export`: what a run has trained, read by transformers and by another run."""
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from executor.training.models.loading import load_model
 from planner.files.plan import write_plan
 from planner.files.scenario import read_scenario
 from tests.executor.training.test_tensor_parallel import grouped_plan
-from tests.helpers.processes.command import ropebridge
+from tests.helpers.processes.command import ropebridge, ropebridge_process
 from tests.helpers.scenarios.huggingface import (
     GPT2,
     LLAMA,
@@ -182,14 +181,14 @@ def test_a_family_without_layers_is_refused(tmp_path: Path) -> None:
     assert "unknown model_type for training 'bloom'; valid: gpt2, llama, mistral, qwen2, qwen3, vit" in refused
 
 
-def test_without_the_package_the_message_says_what_to_install(tmp_path: Path) -> None:
+def test_without_the_package_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = write_scenario(tmp_path, LLAMA, 1)
-    # None in sys.modules is how Python marks a package that cannot be imported.
-    code = "import sys; sys.modules['transformers'] = None; from experiments.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "run", str(scenario), "--on-this-device", "--steps", "1"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Each process of the run reads this file. None is how Python marks a package that cannot be imported.
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['transformers'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    finished = ropebridge_process("run", scenario, "--on-this-device", "--steps", 1)
     assert finished.returncode == 2
-    assert "model.huggingface: the package 'transformers' is not installed; pip install" in finished.stderr
+    assert finished.stderr.startswith("ropebridge: model.huggingface: the package 'transformers' is not installed; pip")
 
 
 def test_weights_belong_to_a_model_of_transformers(tmp_path: Path) -> None:
