@@ -267,11 +267,11 @@ class Rank:
 
         def load() -> tuple[LoadedModel, Facts]:
             """Return the model, which the launcher has not seen: it does not load torch."""
-            if not self._config.takes_outer_steps:
-                self._check_device()
             model = load_with_sizes(code, training.seed, training.precision, training.data, own)
             check_loaded(model, code, scenario)
             check_layouts(scenario, self._config.plan)
+            if not self._config.takes_outer_steps:
+                self._check_device()
             return model, model_facts(model.sizes) | data_facts(training.data)
 
         return self._client.agree(f"{self._scope}model", self._ranks, load, self._loading_s, wrong_input=True).value

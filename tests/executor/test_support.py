@@ -195,7 +195,7 @@ def on_gpus(*, nccl: bool = True) -> Scenario:
     devices = tuple(replace(each, kind="a100-40", region="here") for each in SCENARIO.cluster.devices)
     links = (Link("here", "here", 1e9, 0.0),)
     effects = Effects(transport=TransportEffects(nccl=nccl))
-    return replace(SCENARIO, cluster=Cluster(devices, links), effects=effects)
+    return replace(SCENARIO, cluster=Cluster(devices, links), effects=effects, code=CODE)
 
 
 @pytest.mark.parametrize(("emulator", "recovers"), [("shaper", False), ("none", True)])

@@ -453,7 +453,6 @@ def test_what_a_model_prints_does_not_mix_with_the_results(tmp_path: Path) -> No
     done = ropebridge("run", path, "--strategy=megatron", "--on-this-device", "--steps", 1, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 1
-    assert "hello from the model" in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["--torch-csv", "-o"])
