@@ -7,6 +7,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -17,6 +18,8 @@ from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from experiments.runs.folder import read_record
 from planner.events.event import in_order
+from planner.files.plan import read_plan, write_plan
+from planner.files.scenario import read_scenario
 from planner.plan.plan import Plan
 from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
@@ -34,6 +37,7 @@ from tests.helpers.processes.training import (
     hybrid_plan,
     train_in_one_process,
 )
+from tests.helpers.scenarios.huggingface import GPT2, train_transformers, write_scenario
 from traces.common.errors import InputError
 
 STEPS, EVERY = 12, 3
@@ -100,12 +104,13 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     "degrees",
     [
         pytest.param((2, 1, 2), id="2-1-2"),
+        pytest.param((2, 2, 2), id="2-2-2"),
         pytest.param((1, 2, 4), id="1-2-4", marks=pytest.mark.slow),
         pytest.param((4, 2, 1), id="4-2-1", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("stages", [(6,), (2, 4)], ids=["one-stage", "two-stages"])
-def test_groups_go_on_with_another_number_of_devices(
+def test_groups_go_on_with_the_same_number_of_devices_or_another(
     degrees: tuple[int, ...], stages: tuple[int, ...], tmp_path: Path
 ) -> None:
     # AdamW would make large what the order of sums changes; its state is tested by itself.
@@ -143,6 +148,46 @@ def test_ranks_that_are_lost_after_a_resumption_begin_with_the_checkpoint(tmp_pa
     record = backend.run(faulty, plan, None, 40)
     expected = train_in_one_process(scenario, 40)
     assert_trained(record, target, replace(expected, losses=expected.losses[4:]))
+
+
+def run_json(*arguments: object) -> Any:
+    done = ropebridge("run", *arguments, "--on-this-device", "--checkpoint-every", EVERY, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param(None, id="same"),
+        pytest.param([(6, [(4, 1.0)])], id="wider-group"),
+        pytest.param([(2, [(1, 1.0)]), (4, [(1, 1.0)])], id="pipeline"),
+        pytest.param([(3, [(2, 1.0)]), (3, [(2, 1.0)])], id="pipeline-of-groups"),
+    ],
+)
+def test_a_command_goes_on_from_a_tensor_parallel_group(stages: Any, tmp_path: Path) -> None:
+    """With tied embeddings and momentum. Without '--plan' the run goes on with the plan of the checkpoint."""
+    path = write_scenario(tmp_path, GPT2, 4)
+    scenario = read_scenario(path)
+    assert scenario.training.optimizer.name == "momentum"
+    used = before = tmp_path / "group.json"
+    write_plan(grouped_plan(scenario, [(6, [(2, 1.0)])], (6, 6)), before)
+    checkpoint = ("--checkpoint", tmp_path / "checkpoints")
+    first = run_json(path, "--plan", before, *checkpoint, "--steps", 4, "-o", tmp_path / "first")
+    if stages is not None:
+        used = tmp_path / "other.json"
+        write_plan(grouped_plan(scenario, stages, (6, 6)), used)
+    plan = () if stages is None else ("--plan", used)
+    again = run_json(path, *plan, *checkpoint, "--resume", "--steps", 8, "-o", tmp_path / "again")
+    expected = train_transformers(scenario, GPT2, 8).losses
+    assert first["losses"] == pytest.approx(expected[:4], rel=1e-6)
+    # The summary counts the steps before too.
+    assert again["losses"] == pytest.approx(expected, rel=1e-6)
+    record = read_record(tmp_path / "again")
+    assert record.plan == read_plan(before)
+    # A resumption with another plan is a decision.
+    assert [each.plan for each in record.decisions] == ([] if stages is None else [read_plan(used)])
 
 
 SCENARIO = "cloud-edge-end-small"
