@@ -195,7 +195,8 @@ def test_an_interrupted_sweep_keeps_a_table(
 ) -> None:
     status, stderr = end_in_the_middle(tmp_path, end)
     assert status == 130
-    assert stderr.splitlines() == [
+    # A busy machine is slow enough for lines of progress.
+    assert [line for line in stderr.splitlines() if " points/s, " not in line] == [
         "270 points",
         f"finished points are kept in {tmp_path / 'out'}; the same command carries out the rest",
         "ropebridge: interrupted",
