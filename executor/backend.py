@@ -234,7 +234,7 @@ class TorchBackend:
 
 
 def _check_model(scenario: Scenario, plan: Plan) -> None:
-    # Loads torch, which paced runs do not need.
+    # Loads torch, which runs without checkpoints do not need.
     from executor.training.models.loading import check_model
     from executor.training.parallel_layout import check_layouts
 

@@ -125,7 +125,7 @@ class RealCompute:
             for layer in filter(is_empty, layers.values()):
                 layer.to_empty(device=CPU)
         else:
-            assert isinstance(model, TensorParallelModel), "the launcher has checked this"
+            assert isinstance(model, TensorParallelModel), "the rank has checked this"
             for index, layer in layers.items():
                 # One layer after the other, so that at most one is in memory as a whole.
                 self._loaded.fill(index)

@@ -87,8 +87,7 @@ def _head(path: Path, name: str, code: Code | None, precision: str | None) -> di
     head: dict[str, Any] = {"name": name} if precision is None else {"name": name, "precision": precision}
     if code is None:
         return head
-    file = code.source if isinstance(code, HuggingFaceCode) else code.path
-    place = os.path.relpath(file.resolve(), path.resolve().parent)
+    place = os.path.relpath(code.source.resolve(), path.resolve().parent)
     if isinstance(code, HuggingFaceCode):
         return {**head, "huggingface": place, "tokens": code.tokens}
     return {**head, "code": place, "arguments": dict(code.arguments)}

@@ -132,11 +132,6 @@ class ModelBuilder:
         return self._empty
 
 
-def build_model(code: HuggingFaceCode, seed: int, chosen: Collection[int] | None = None) -> TransformersModel:
-    """Return what `ModelBuilder` builds of a configuration."""
-    return ModelBuilder(code, seed).build(chosen)
-
-
 def _origins(code: HuggingFaceCode) -> list[list[str]]:
     """Return, for each layer, the names of the submodules of the model of transformers that it consists of."""
     with torch.device("meta"):
@@ -149,7 +144,7 @@ def _split(model: Any, code: HuggingFaceCode) -> TransformersModel:
 
 
 def transformers_model(code: HuggingFaceCode, seed: int) -> Any:
-    """Return the model with random weights as transformers builds it; raises as `build_model` does."""
+    """Return the model with random weights as transformers builds it; raises as `ModelBuilder.build` does."""
     family = code.config["model_type"]
     if family not in _FAMILIES:
         raise unknown_name("model_type for training", family, _FAMILIES, where=str(code.source))

@@ -29,7 +29,7 @@ from experiments.reproductions.cloudless.settings import (
 from experiments.reproductions.deepcee.scenarios import deepcee_scenario
 from planner.events.event import EventKind
 from planner.plan.plan import Plan
-from planner.runs.metrics import measure, trained_samples
+from planner.runs.metrics import Metrics, measure, trained_samples
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import WIDE_AREA_TCP, ComputeEffects, Effects, Slowdown
@@ -141,8 +141,11 @@ def execute(comparison: Comparison, tell: Callable[[str], None]) -> list[Row]:
         tell(f"{comparison.setting}: {name}")
         backend = TorchBackend("paced", emulator="auto")
         record = backend.run(scenario, plan, make_policy(policy, scenario), comparison.steps)
-        simulated[name], executed[name] = _rate(comparison, expected), _rate(comparison, record)
-        wan_bytes[name] = measure(expected).wan_bytes, measure(record).wan_bytes
+        metrics = measure(expected), measure(record)
+        simulated[name], executed[name] = (
+            _rate(comparison, run, figures) for run, figures in zip((expected, record), metrics, strict=True)
+        )
+        wan_bytes[name] = metrics[0].wan_bytes, metrics[1].wan_bytes
     own, *rivals = comparison.contenders
     return [
         {
@@ -178,8 +181,7 @@ def executed_checks(rows: Sequence[Row]) -> list[Check]:
     return checks
 
 
-def _rate(comparison: Comparison, record: RunRecord) -> float:
-    metrics = measure(record)
+def _rate(comparison: Comparison, record: RunRecord, metrics: Metrics) -> float:
     if comparison.per_dollar:
         return trained_samples(record) / metrics.cost_usd
     return metrics.samples_per_s

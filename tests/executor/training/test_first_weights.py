@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executor.backend import TorchBackend
-from executor.training.models.huggingface import build_model
-from executor.training.models.loading import is_empty, load_with_sizes
+from executor.training.models.loading import is_empty, load_model, load_with_sizes
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import WEIGHT_INDEX, HuggingFaceCode
@@ -59,7 +58,7 @@ def assert_same(found: torch.nn.Module, expected: torch.nn.Module) -> None:
 @pytest.mark.parametrize("config", FAMILIES, ids=lambda config: config["model_type"])
 @pytest.mark.parametrize("chosen", [(0,), (5,), (2, 3), (0, 5), (), range(LAYERS)], ids=str)
 def test_a_part_has_the_random_weights_of_the_whole(config: Mapping[str, Any], chosen: tuple[int, ...]) -> None:
-    whole, part = build_model(code_of(config), SEED), build_model(code_of(config), SEED, chosen)
+    whole, part = load_model(code_of(config), SEED), load_model(code_of(config), SEED, chosen)
     assert len(part.layers) == LAYERS
     for index, (layer, expected) in enumerate(zip(part.layers, whole.layers, strict=True)):
         if index in chosen:
@@ -73,7 +72,7 @@ def test_a_part_has_the_random_weights_of_the_whole(config: Mapping[str, Any], c
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN2, GPT2, VIT], ids=lambda config: config["model_type"])
 def test_layers_that_are_filled_one_after_the_other_have_the_weights_of_the_whole(config: Mapping[str, Any]) -> None:
-    loaded, whole = load_with_sizes(code_of(config), SEED, chosen=()), build_model(code_of(config), SEED)
+    loaded, whole = load_with_sizes(code_of(config), SEED, chosen=()), load_model(code_of(config), SEED)
     for index in reversed(range(LAYERS)):
         layer = loaded.model.layers[index]
         assert is_empty(layer)
@@ -95,9 +94,9 @@ def test_a_part_has_the_weights_of_files(config: Mapping[str, Any], tmp_path: Pa
     save_file({name: each.contiguous() for name, each in base.items()}, tmp_path / "base.safetensors")
     # A file beside an index that the index does not name.
     save_file({"x": torch.zeros(1)}, tmp_path / "several" / "other.safetensors")
-    expected = build_model(code_of(config), seed=11)
+    expected = load_model(code_of(config), seed=11)
     for place in ("one", "one/model.safetensors", "several", f"several/{WEIGHT_INDEX}", "base.safetensors"):
-        part, whole = (build_model(code_of(config, tmp_path / place), SEED, chosen) for chosen in ((2, 5), None))
+        part, whole = (load_model(code_of(config, tmp_path / place), SEED, chosen) for chosen in ((2, 5), None))
         for index, layer in enumerate(expected.layers):
             assert_same(whole.layers[index], layer)
             if index in (2, 5):
@@ -127,7 +126,7 @@ def test_weights_that_an_index_lacks_are_refused(tmp_path: Path) -> None:
     save_file({"lm_head.weight": torch.zeros(64, 32)}, tmp_path / "one.safetensors")
     (tmp_path / WEIGHT_INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "one.safetensors"}}))
     with pytest.raises(InputError, match=r"there are no weights for 'model\.embed_tokens.weight'"):
-        build_model(code_of(LLAMA, tmp_path), SEED, (1,))
+        load_model(code_of(LLAMA, tmp_path), SEED, (1,))
 
 
 # --- layers that change devices ---------------------------------------------------------------------------------
@@ -187,8 +186,7 @@ LARGE = {
 _PEAK = """
 import json, sys
 from pathlib import Path
-from executor.training.models.huggingface import build_model
-from executor.training.models.loading import load_with_sizes
+from executor.training.models.loading import load_model, load_with_sizes
 from executor.training.parallel_layout import TracingGroup
 from executor.training.tensor_parallel import shard_layer
 from planner.scenario.scenario import HuggingFaceCode
@@ -198,7 +196,7 @@ def kibibytes(name):
 
 config, chosen, degree = map(json.loads, (sys.argv[1], sys.argv[2], sys.argv[4]))
 path = Path(sys.argv[3]) if sys.argv[3] else None
-build_model(HuggingFaceCode(Path("c"), {**config, "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 8}, 12), 0)
+load_model(HuggingFaceCode(Path("c"), {**config, "num_hidden_layers": 1, "hidden_size": 8, "vocab_size": 8}, 12), 0)
 before = kibibytes("VmRSS:")
 code = HuggingFaceCode(Path("c"), config, 12, path)
 if degree > 1:
@@ -208,7 +206,7 @@ if degree > 1:
         loaded.fill(index)
         shard_layer(model.layers[index], model.parallel_layout(index), TracingGroup(degree))
 else:
-    model = build_model(code, 0, chosen)
+    model = load_model(code, 0, chosen)
 held = sum(each.nbytes for layer in model.layers for each in layer.parameters() if not each.is_meta)
 print(json.dumps([(kibibytes("VmHWM:") - before) * 1024, held]))
 """
