@@ -238,8 +238,7 @@ def _check_model(scenario: Scenario, plan: Plan) -> None:
     from executor.training.models.loading import check_model
     from executor.training.parallel_layout import check_layouts
 
-    check_model(scenario)
-    check_layouts(scenario, plan)
+    check_layouts(scenario, plan, check_model(scenario))
 
 
 def _first_sample(checkpoints: CheckpointConfig) -> int:

@@ -269,7 +269,7 @@ class Rank:
             """Return the model, which the launcher has not seen: it does not load torch."""
             model = load_with_sizes(code, training.seed, training.precision, training.data, own)
             check_loaded(model, code, scenario)
-            check_layouts(scenario, self._config.plan)
+            check_layouts(scenario, self._config.plan, model)
             if not self._config.takes_outer_steps:
                 self._check_device()
             return model, model_facts(model.sizes) | data_facts(training.data)

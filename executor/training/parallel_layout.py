@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from executor.training.data.order import DataOrder
-from executor.training.models.loading import LoadedModel, load_for_checks, load_model, user_code
+from executor.training.models.loading import LoadedModel, load_model, user_code
 from executor.training.models.trainable import COLUMN, ROW, SUMMED, VOCABULARY, ShardedScores, TensorParallelModel
 from executor.training.tensor_parallel import parameter_parts, shard_layer
 from planner.plan.plan import Plan
@@ -65,8 +65,13 @@ class TracingGroup:
             waiting += [before for before, _ in node.next_functions if before is not None]
 
 
-def check_layouts(scenario: Scenario, plan: Plan) -> None:
-    """Check the layout of each layer that a plan shards over a tensor-parallel group; the model must have code.
+def check_layouts(scenario: Scenario, plan: Plan, loaded: LoadedModel) -> None:
+    """Check the layout of each layer that a plan shards over a tensor-parallel group.
+
+    Args:
+        scenario: The scenario, whose model has code.
+        plan: The plan.
+        loaded: The model as loaded, for the sizes of its layers and its data.
 
     Raises:
         InputError: The model has no layout for a layer, or one that cannot be computed with this number of devices or
@@ -84,7 +89,6 @@ def check_layouts(scenario: Scenario, plan: Plan) -> None:
     if not sharded:
         return
     assert code is not None, "the model was checked"
-    loaded = load_for_checks(code, seed, named=scenario.training.data)
     for degree in sorted({degree for degree, _ in sharded}):
         with torch.device("meta"):
             model = load_model(code, seed)
@@ -160,8 +164,9 @@ def _check_forward(
     Another shape results, for example, from parts that are not summed.
     """
     if index:
-        before = loaded.sizes[index - 1].output
-        inputs = torch.empty((1, *before.sizes), dtype=before.dtype, device="meta", requires_grad=True)
+        # Between layers numbers are float32; in half precision they are converted on the way.
+        sizes = loaded.sizes[index - 1].output.sizes
+        inputs = torch.empty((1, *sizes), dtype=torch.float32, device="meta", requires_grad=True)
     else:
         inputs = DataOrder(loaded.data, seed).samples(0, 1)[0].to("meta")
     failure = f"layer {index} cannot be computed in {degree} parts by its parallel layout"

@@ -221,7 +221,7 @@ def test_a_layout_that_cannot_be(
 ) -> None:
     scenario = own_scenario(replace(own_model, arguments=arguments), shard_bytes=shard_bytes)
     with pytest.raises(InputError) as refused:
-        check_layouts(scenario, grouped_plan(scenario, [(4, PAIR)], (12,)))
+        check_layouts(scenario, grouped_plan(scenario, [(4, PAIR)], (12,)), check_model(scenario))
     assert where in (refused.value.where or "")
     assert problem in str(refused.value)
     assert valid in str(refused.value)
@@ -243,14 +243,14 @@ def test_what_is_whole_between_a_column_and_a_row_is_refused(between: str, whole
     path.write_text(MODEL.replace("super().__init__()", own).replace("torch.tanh(self.wide(hidden))", between))
     scenario = own_scenario(ModelCode(path, {}))
     with pytest.raises(InputError, match=f"the layer's {whole} is used on a part, between 'column' and 'row'") as found:
-        check_layouts(scenario, grouped_plan(scenario, [(4, PAIR)], (12,)))
+        check_layouts(scenario, grouped_plan(scenario, [(4, PAIR)], (12,)), check_model(scenario))
     assert found.value.where == f"{path}: parallel_layout(1)"
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     scenario = on_one_host(GPT, 4, degrees=(4,))
     with pytest.raises(InputError, match="layer 1 cannot be computed in 4 parts"):
-        check_layouts(scenario, grouped_plan(scenario, [(6, [(4, 1.0)])], (12,)))
+        check_layouts(scenario, grouped_plan(scenario, [(6, [(4, 1.0)])], (12,)), check_model(scenario))
 
 
 def test_a_model_without_a_layout_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -330,5 +330,4 @@ def test_shards_are_small_plain_parameters_under_the_names_of_the_whole_layer() 
 
 def test_the_profile_of_the_example_is_right() -> None:
     scenario = on_one_host(GPT, 2)
-    check_model(scenario)
-    check_layouts(scenario, grouped_plan(scenario, [(6, PAIR)], (12,)))
+    check_layouts(scenario, grouped_plan(scenario, [(6, PAIR)], (12,)), check_model(scenario))
