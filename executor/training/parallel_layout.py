@@ -70,7 +70,7 @@ def check_layouts(scenario: Scenario, plan: Plan, loaded: LoadedModel) -> None:
 
     Args:
         scenario: The scenario, whose model has code.
-        plan: The plan.
+        plan: The plan, whose sharded layers are checked.
         loaded: The model as loaded, for the sizes of its layers and its data.
 
     Raises:
