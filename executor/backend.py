@@ -4,7 +4,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from executor.control import node_agent
 from executor.control.arrivals import with_arrivals
+from executor.control.attachment import Attachment, Survival
 from executor.control.attempts import AttemptFolder, losses_of_ranks, rows_of_ranks
 from executor.control.control_server import ControlServer
 from executor.control.coordinator import Coordinator
@@ -73,6 +74,9 @@ class TorchBackend:
         at_profile_speed: Whether each action of real compute lasts as long as the profile says, where this machine is
             quicker: so that its processes train as the unequal devices of the scenario would.
         allow_nan: Whether a run goes on with a loss or parameters that are not finite.
+        survival: How ranks outlive this process, where no policy can change their plan, no rank is replaced, and links
+            are not emulated; or the ranks that have outlived an earlier launcher of the same run, to follow instead of
+            new ones; None if ranks end with this process.
         watch: Called with the progress of each step as soon as all ranks have finished the step.
         tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
@@ -90,6 +94,7 @@ class TorchBackend:
     on_this_device: bool = False
     at_profile_speed: bool = False
     allow_nan: bool = False
+    survival: Survival | Attachment | None = None
     watch: ProgressCallback | None = None
     tell: Callable[[str], None] = lambda _: None
 
@@ -122,7 +127,7 @@ class TorchBackend:
         if self.hosts is not None:
             check_spread(plan, scenario, emulator)
             self.tell(links_in_the_clear(self.hosts))
-        if checkpoints is not None:
+        if checkpoints is not None and not isinstance(self.survival, Attachment):
             # Ranks check the model when they load it, but by then the record of earlier runs is gone.
             _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
@@ -163,10 +168,13 @@ class TorchBackend:
                 first_step=first_step,
                 first_sample=first_sample,
             )
+        survives = config.has_fixed_plan and emulator == "none" and self.hosts is None
+        survival = self.survival if survives else None
+        config = replace(config, outlives_launcher=survival is not None)
         devices = rank_devices(scenario, plan, config)
         with (
-            _recording(config, checkpoints, plan) as config,
-            prepared_job(scenario, plan, config, self.hosts) as job,
+            _recording(config, checkpoints, plan, survival) as config,
+            prepared_job(scenario, plan, config, self.hosts, survival) as job,
         ):
             attempt = AttemptFolder(Path(config.attempt)) if config.attempt else None
             published = job.published if attempt is None else attempt.published
@@ -177,7 +185,7 @@ class TorchBackend:
                 plan, first_step, first_sample, names, adaptation, check, rows, attempt, watch, self.tell, steps
             )
             with _naming_checkpoint(checkpoints):
-                run_job(job, devices, driver if config.is_steered else None)
+                run_job(job, devices, driver if config.is_steered else None, survival)
             driver.end()
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
@@ -251,14 +259,24 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
 
 
 @contextmanager
-def _recording(config: RunConfig, checkpoints: CheckpointConfig | None, plan: Plan) -> Iterator[RunConfig]:
-    """Lock the folder of checkpoints, if any, and yield the configuration with its mark and the attempt's folder."""
+def _recording(
+    config: RunConfig, checkpoints: CheckpointConfig | None, plan: Plan, survival: Survival | Attachment | None
+) -> Iterator[RunConfig]:
+    """Lock the folder of checkpoints, if any, and yield the configuration with its mark and the attempt's folder.
+
+    If ranks have outlived their launcher, their configuration stays.
+    """
+    if isinstance(survival, Attachment):
+        config = survival.job.read_config()
     if checkpoints is None:
         yield config
         return
     from executor.recovery.checkpoints import CheckpointFolder
 
     with CheckpointFolder(checkpoints.folder).held() as mark:
+        if isinstance(survival, Attachment):
+            yield config
+            return
         attempt = AttemptFolder.create(checkpoints, config.first_sample, plan, config.sees_arrivals(plan))
         yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))
 
@@ -298,9 +316,21 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
 
 
 @contextmanager
-def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts | None = None) -> Iterator[JobFolder]:
-    """Yield a temporary folder of a job for `run_job`; the folder and its files are removed after the block."""
-    with scratch_folder() as folder:
+def prepared_job(
+    scenario: Scenario,
+    plan: Plan,
+    config: RunConfig,
+    hosts: Hosts | None = None,
+    survival: Survival | Attachment | None = None,
+) -> Iterator[JobFolder]:
+    """Yield the folder of a job for `run_job`.
+
+    Unless ranks outlive this process, it is a temporary one, which is removed after the block with its files.
+    """
+    if isinstance(survival, Attachment):
+        yield survival.job
+        return
+    with scratch_folder() if survival is None else nullcontext(survival.folder) as folder:
         job = JobFolder(folder)
         job.write(scenario, plan, config)
         create_origin(job.origin)
@@ -312,7 +342,11 @@ def prepared_job(scenario: Scenario, plan: Plan, config: RunConfig, hosts: Hosts
 
 
 def run_job(
-    job: JobFolder, devices: Sequence[str], driver: PolicyDriver | None = None, module: str = node_agent.WORKER
+    job: JobFolder,
+    devices: Sequence[str],
+    driver: PolicyDriver | None = None,
+    survival: Survival | Attachment | None = None,
+    module: str = node_agent.WORKER,
 ) -> None:
     """Run the processes of a job to their end.
 
@@ -320,6 +354,8 @@ def run_job(
         job: The job's folder.
         devices: The names of the devices in rank order.
         driver: Calls the policy after each step; None in a job whose ranks receive no messages while they run.
+        survival: How ranks outlive this process, or the ranks that have outlived an earlier one, to follow instead of
+            new ones; None if ranks end with this process.
         module: Module whose function ``main`` each rank runs, called with the agent's process id and the job's
             folder, as strings; the function must first call `executor.rank.worker.join_job`.
 
@@ -328,27 +364,41 @@ def run_job(
         RunError: A rank failed or was killed; the message names the rank and the cause.
     """
     hosts = read_hosts(job.hosts)
+    with _attached(job, module, hosts, survival) as attachment:
+        server = ControlServer(attachment.listening, attachment.own, read_key(job.key), job, len(devices), hosts)
+        try:
+            kind = WorkersCoordinator if job.read_config().decoupled else Coordinator
+            reached = job.first_unfinished() if attachment is survival else None
+            coordinator = kind(job, devices, hosts, server, driver, reached)
+            try:
+                coordinator.run()
+            except BaseException as error:
+                coordinator.dismiss(1, str(error) or "it was interrupted")
+                raise
+            coordinator.dismiss(0)
+        finally:
+            server.close()
+            # Wait, since the agent also ends the relay, which then writes its report.
+            with suppress(subprocess.TimeoutExpired):
+                attachment.agent.wait(timeouts().agent_exit_s)
+
+
+@contextmanager
+def _attached(
+    job: JobFolder, module: str, hosts: Hosts | None, survival: Survival | Attachment | None
+) -> Iterator[Attachment]:
+    """Yield the connection to the agent of this host, which is started if there is none; it has ended afterwards."""
+    if isinstance(survival, Attachment):
+        with survival.own, ended(survival.agent):
+            yield survival
+        return
     own, agents = socket.socketpair()
     with own:
         with agents:
             interface = "lo" if hosts is None else hosts.part(hosts.head).interface
-            agent = node_agent.start_agent(job, module, agents, interface)
+            agent = node_agent.start_agent(job, module, agents, interface, survival)
         with ended(agent), _naming_full_disk(agent):
-            server = ControlServer(_listening(own, agent, job), own, read_key(job.key), job, len(devices), hosts)
-            try:
-                kind = WorkersCoordinator if job.read_config().decoupled else Coordinator
-                coordinator = kind(job, devices, hosts, server, driver)
-                try:
-                    coordinator.run()
-                except BaseException as error:
-                    coordinator.dismiss(1, str(error) or "it was interrupted")
-                    raise
-                coordinator.dismiss(0)
-            finally:
-                server.close()
-                # Wait, since the agent also ends the relay, which then writes its report.
-                with suppress(subprocess.TimeoutExpired):
-                    agent.wait(timeouts().agent_exit_s)
+            yield Attachment(job, agent, own, _listening(own, agent, job))
 
 
 @contextmanager

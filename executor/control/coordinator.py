@@ -15,7 +15,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from executor.control.control_server import ControlServer, Peer
 from executor.control.policy_driver import PolicyDriver
 from executor.control.processes import RankProcesses
 from executor.control.sessions import Regrouping, SessionProgress, random_token
+from executor.core.clock import read_origin
 from executor.core.control_channel import AGENT, Message
 from executor.core.hosts import Hosts
 from executor.core.job import JobFolder
@@ -46,20 +47,22 @@ class Coordinator:
         devices: The names of the devices in rank order.
         hosts: The hosts of the job; None if this host has all ranks.
         driver: Calls the policy; None in a job whose ranks receive no messages while they run.
+        reached: The first step that an earlier launcher of the run has not finished; None if this is the first one.
     """
 
-    job: InitVar[JobFolder]
+    _job: JobFolder
     _devices: Sequence[str]
     _hosts: Hosts | None
     _server: ControlServer
     _driver: PolicyDriver | None
+    _reached: int | None = None
 
-    def __post_init__(self, job: JobFolder) -> None:
-        self._scenario, self._plan, self._config = job.read()
+    def __post_init__(self) -> None:
+        self._scenario, self._plan, self._config = self._job.read()
         self._recovers = self._config.backup_every > 0
         replaces = self._config.replaces
         absences = [fault for fault in self._scenario.faults if isinstance(fault, Absence)] if replaces else []
-        documents = job.documents() if self._hosts is not None else {}
+        documents = self._job.documents() if self._hosts is not None else {}
         self._processes = RankProcesses(
             self._devices,
             self._hosts,
@@ -68,7 +71,10 @@ class Coordinator:
             [fault for fault in absences if fault.device in self._devices],
             replaces,
         )
-        self._processes.greet(self._server.own_agent)
+        if self._reached is None:
+            self._processes.greet(self._server.own_agent)
+        else:
+            self._processes.adopt(self._server.own_agent)
         self._agreements = Agreements(self._answer)
         self._heard: dict[str, tuple[float, str]] = {}
         # Heap of monotonic times, ranks, and numbers of signals to send at that time; number 0 sends no signal.
@@ -77,7 +83,7 @@ class Coordinator:
         self._local_delivery_s = 0.0
         run = self._config
         spec = SessionSpec.of_run(self._plan, len(self._devices), run, random_token())
-        self._session = SessionProgress(spec)
+        self._session = SessionProgress(spec, run.first_step if self._reached is None else self._reached)
         self._regrouping = Regrouping(self._scenario, run.steps, self._devices, self._processes, self._driver)
 
     def run(self) -> None:
@@ -87,8 +93,11 @@ class Coordinator:
             InputError: A rank reported wrong input.
             RunError: A rank failed, or the run cannot continue.
         """
-        self._await_hosts()
-        self._processes.start_all()
+        if self._reached is None:
+            self._await_hosts()
+            self._processes.start_all()
+        elif (origin_s := read_origin(self._job.origin)) is not None:
+            self._start_run(origin_s)
         if self._driver is not None:
             if self._recovers:
                 self._wait(lambda: all(map(self._processes.has_returned, self._session.spec.ranks)))
@@ -183,6 +192,9 @@ class Coordinator:
             if self._processes.connect(peer):
                 for key, value in self._values.items():
                     self._server.send(peer, "store", key=key, value=value)
+                if self._config.has_fixed_plan:
+                    # For a rank that connects again, and does not know which of its messages have arrived.
+                    self._server.send(peer, "heard", step=self._session.step - 1)
             return
         if not self._processes.is_current(peer):
             return
@@ -254,7 +266,7 @@ class Coordinator:
     def _begin(self, spec: SessionSpec) -> None:
         """Begin a session: mark its ranks as not lost, and have them connect with each other."""
         self._processes.lost -= set(spec.ranks)
-        self._session = SessionProgress(spec)
+        self._session = SessionProgress(spec, spec.first_step)
         self._values.clear()
         self._server.send(self._processes.peers(spec.ranks), "begin", **spec.to_data())
 
@@ -272,6 +284,11 @@ class Coordinator:
             # Ranks that are about to join count as present; `next_session` checks them when they join.
             there = {*ranks, *(regrouping.joining[1] if regrouping.joining is not None else ())}
             new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
+            if self._config.has_fixed_plan:
+                if self._config.outlives_launcher:
+                    self._job.note_reached(step + 1)
+                self._push(ranks, "heard", step=step)
+                continue
             upcoming = step + DECISION_LAG_STEPS
             if told <= upcoming < self._config.steps and regrouping.joining is None:
                 if new is not None:

@@ -8,6 +8,7 @@ launcher. On another host `run_member` is the agent, which connects to the head.
 import gc
 import importlib
 import json
+import math
 import os
 import queue
 import signal
@@ -23,12 +24,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from executor.control.attachment import Survival, await_launchers
+from executor.core.clock import read_origin
 from executor.core.control_channel import HEAD_ADDRESS, Channel, Message, listen, reach_head, read_key, write_key
 from executor.core.failures import read_failure
 from executor.core.hosts import Hosts, read_hosts
 from executor.core.job import INCARNATION, JobFolder
 from executor.core.liveness import LivenessProbe, beat_path
-from executor.core.subprocesses import ForkedProcess, die_with_parent, environment, run_and_exit
+from executor.core.subprocesses import ForkedProcess, die_with_parent, end_with_ancestor, environment, run_and_exit
 from executor.core.timeouts import timeouts
 from executor.core.tls import context
 from executor.wan.testbed import control_address, running_relay
@@ -67,8 +70,17 @@ class NodeAgent:
         self._probes: dict[int, LivenessProbe] = {}
         # By rank, the reason for which this agent has killed the rank's process.
         self._stuck: dict[int, str] = {}
-        # Messages of the head, None if the connection is closed, and pairs of a rank and its process that has ended.
-        self._events: queue.SimpleQueue[Message | tuple[int, ForkedProcess] | None] = queue.SimpleQueue()
+        # Messages of the head, None if the connection is closed, connections of other launchers, and pairs of a rank
+        # and its process that has ended.
+        self._events: queue.SimpleQueue[Message | Channel | tuple[int, ForkedProcess] | None] = queue.SimpleQueue()
+        # The messages about processes that have ended, which another launcher gets again.
+        self._ended: list[Message] = []
+        self._outlives_launcher = False
+
+    def outlive_launcher(self, kept: Sequence[int]) -> None:
+        """Keep the ranks when the launcher ends; another one that attaches gets the descriptors ``kept``."""
+        self._outlives_launcher = True
+        await_launchers(self._job, kept, self._events.put)
 
     def serve(self, channel: Channel, *, replaces: bool) -> Message | None:
         """Carry out the head's messages until ``over``; end all processes.
@@ -78,10 +90,11 @@ class NodeAgent:
             replaces: Whether the run survives the loss of a rank, so that stopped processes are killed sooner.
 
         Returns:
-            The message ``over``; None if the connection to the head was closed.
+            The message ``over``; None if the connection to the head was closed, and no launcher follows.
         """
-        threading.Thread(target=self._receive, args=(channel,), name="head", daemon=True).start()
+        self._follow(channel)
         limits = timeouts()
+        due_s = math.inf
         check_s = time.monotonic() + limits.probe_s
         stopped_s = limits.stopped_recovering_s if replaces else limits.stopped_s
         try:
@@ -91,10 +104,24 @@ class NodeAgent:
                 except queue.Empty:
                     check_s = time.monotonic() + limits.probe_s
                     self._end_stuck()
+                    if time.monotonic() > due_s:
+                        return None
                     continue
                 if isinstance(event, tuple):
                     self._report_end(channel, *event)
-                elif event is None or event["kind"] == "over":
+                    if due_s < math.inf and self._ended[-1]["status"]:
+                        # Ranks that have no launcher cannot go on without this one.
+                        return None
+                elif event is None:
+                    if not self._trains_alone():
+                        return None
+                    due_s = time.monotonic() + limits.attach_s
+                elif isinstance(event, Channel):
+                    channel, due_s = event, math.inf
+                    self._follow(channel)
+                    for ended in self._ended:
+                        channel.send_plain(ended)
+                elif event["kind"] == "over":
                     return event
                 elif event["kind"] == "start" and event["rank"] in self._own:
                     self._start(event["rank"], int(event["incarnation"]), stopped_s)
@@ -102,6 +129,14 @@ class NodeAgent:
                     self._processes[event["rank"]][1].send_signal(event["number"])
         finally:
             self._end_all()
+
+    def _trains_alone(self) -> bool:
+        """Return whether the ranks train, or have done so, and need no launcher for now."""
+        has_begun = self._outlives_launcher and read_origin(self._job.origin) is not None
+        return has_begun and not any(ended["status"] for ended in self._ended)
+
+    def _follow(self, channel: Channel) -> None:
+        threading.Thread(target=self._receive, args=(channel,), name="head", daemon=True).start()
 
     def _receive(self, channel: Channel) -> None:
         while (message := channel.receive()) is not None:
@@ -139,15 +174,17 @@ class NodeAgent:
         incarnation, _ = self._processes.pop(rank)
         del self._probes[rank]
         failure = read_failure(self._job, rank)
-        channel.send(
-            "ended",
-            rank=rank,
-            incarnation=incarnation,
-            status=process.returncode,
-            failure=asdict(failure) if failure is not None else None,
-            stuck=self._stuck.pop(rank, ""),
-            printed=self._printed(rank),
-        )
+        ended = {
+            "kind": "ended",
+            "rank": rank,
+            "incarnation": incarnation,
+            "status": process.returncode,
+            "failure": asdict(failure) if failure is not None else None,
+            "stuck": self._stuck.pop(rank, ""),
+            "printed": self._printed(rank),
+        }
+        self._ended.append(ended)
+        channel.send_plain(ended)
 
     def _printed(self, rank: int) -> str:
         with self._job.of_rank("log", rank).open("rb") as log:
@@ -250,17 +287,24 @@ def run_member(hosts: Hosts, name: str, code: Path | None, checkpoints: str = ""
         time.sleep(timeouts().retry_s)
 
 
-def start_agent(job: JobFolder, module: str, channel: socket.socket, interface: str) -> "subprocess.Popen[bytes]":
-    """Start the agent of the head's host; it ends with this process.
+def start_agent(
+    job: JobFolder, module: str, channel: socket.socket, interface: str, survival: Survival | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start the agent of the head's host; without ``survival`` it ends with this process.
 
     Args:
         job: The folder of the job, to whose log the agent writes.
         module: Module whose function ``main`` each rank runs.
         channel: The agent's end of a connection to this process.
         interface: The network interface of the ranks' connections.
+        survival: How agent and ranks outlive this process; None if they do not.
     """
     me = str(os.getpid())
     command = [sys.executable, "-m", "executor.control.node_agent", me, str(job.path), module, str(channel.fileno())]
+    kept = [channel.fileno()]
+    if survival is not None:
+        command += [str(survival.guardian), str(survival.lock)]
+        kept.append(survival.lock)
     if job.read_config().emulator == "relay":
         command = [sys.executable, "-m", "executor.wan.linux", "run", me, *command]
     with job.log.open("wb") as log:
@@ -271,13 +315,16 @@ def start_agent(job: JobFolder, module: str, channel: socket.socket, interface: 
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(channel.fileno(),),
+            pass_fds=kept,
         )
 
 
-def main(parent: str, folder: str, module: str, descriptor: str) -> None:
+def main(parent: str, folder: str, module: str, descriptor: str, guardian: str = "", lock: str = "") -> None:
     """Run the agent on the head's host; the arguments are those of the command line in `start_agent`."""
-    die_with_parent(int(parent))
+    if guardian:
+        end_with_ancestor(int(parent), int(guardian))
+    else:
+        die_with_parent(int(parent))
     # On SIGTERM raise SystemExit, so that `NodeAgent.serve` ends the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
@@ -299,6 +346,7 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
             channel.send("failed", reason=reason)
             _answer_to_failure(channel)
             return
+        kept = [listening.dup().detach(), int(lock)] if guardian else []
         with listening:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
@@ -311,6 +359,8 @@ def main(parent: str, folder: str, module: str, descriptor: str) -> None:
         if said is None or said["kind"] != "welcome":
             return
         agent = NodeAgent(job, run_rank, tuple(said["ranks"]), said["count"], head_address(address, 0.0))
+        if kept:
+            agent.outlive_launcher(kept)
         agent.serve(channel, replaces=said["replaces"])
 
 

@@ -135,7 +135,8 @@ class PolicyDriver:
     def __post_init__(self, plan: Plan, first_step: int) -> None:
         self._devices = frozenset(self._devices)
         self._shown = first_step
-        self._ended_s = 0.0
+        # When the step before ended; None before the first step that this process has seen.
+        self._ended_s: float | None = None
         # Pairs of a step and the plan from that step on, in increasing order of steps.
         self._timeline = [(first_step, plan)]
         # The layers that change devices before the first step of a plan, by this step.
@@ -200,9 +201,10 @@ class PolicyDriver:
         return decision
 
     def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
-        end_s = max((event.end_s for event in events), default=self._ended_s)
+        began_s = min((event.start_s for event in events), default=0.0) if self._ended_s is None else self._ended_s
+        end_s = max((event.end_s for event in events), default=began_s)
         change = decision.change if decision is not None else ""
-        took_s, samples = end_s - self._ended_s, self._at(step).plan.global_batch
+        took_s, samples = end_s - began_s, self._at(step).plan.global_batch
         loss = self.losses.get(step)
         self._watch(Progress(step, self._steps, end_s, took_s, samples, loss, change, tuple(away)))
         self._ended_s = end_s

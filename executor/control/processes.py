@@ -120,6 +120,13 @@ class RankProcesses:
             for rank in self._ranks_of(agent.host):
                 self._start(rank)
 
+    def adopt(self, agent: Peer) -> None:
+        """Register an agent that has kept the processes of its ranks since an earlier launcher ended."""
+        self._agents[agent.host] = agent
+        self._are_started = True
+        for rank in self._ranks_of(agent.host):
+            self.ranks[rank].is_running, self.ranks[rank].started_s = True, time.monotonic()
+
     def lose_agent(self, agent: Peer) -> None:
         """Register the loss of an agent and, with it, of the processes on its host."""
         if self._agents.get(agent.host) is not agent:

@@ -22,6 +22,11 @@ from traces.common.errors import RunError
 class SessionProgress:
     """The progress of the current session, known from the messages of its ranks.
 
+    Args:
+        spec: The specification of the session.
+        reached: The first step that is not finished: later than the session's first one if this process follows the
+            session in place of another one.
+
     Attributes:
         step: The first step that some of the ranks have not published.
         durable: The newest step before which copies of all layers are known to be complete.
@@ -31,11 +36,11 @@ class SessionProgress:
         trouble_due_s: Monotonic time at which a lost connection ends the session; infinity if none is lost.
     """
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, reached: int) -> None:
         self.spec = spec
-        self.step = spec.first_step
+        self.step = reached
         self.durable = spec.durable
-        self.publications: defaultdict[int, int] = defaultdict(int)
+        self.publications: defaultdict[int, int] = defaultdict(lambda: reached - spec.first_step)
         self.reports: dict[int, dict[str, Any]] = {}
         self.done: set[int] = set()
         self.trouble_due_s = math.inf
@@ -47,8 +52,11 @@ class SessionProgress:
         if message.get("session") != self.spec.number:
             return
         if kind == "step":
-            self._published[int(message["step"])][rank] = message["part"]
-            self.publications[rank] += 1
+            step = int(message["step"])
+            # A rank that connects again sends again what may have been lost.
+            if step >= self.step and rank not in self._published[step]:
+                self._published[step][rank] = message["part"]
+                self.publications[rank] += 1
         elif kind == "trouble":
             self.trouble_due_s = min(self.trouble_due_s, time.monotonic() + timeouts().trouble_s)
         elif kind == "report":

@@ -21,7 +21,6 @@ from executor.control.coordinator import Coordinator
 from executor.control.sessions import random_token
 from executor.core.clock import announce_origin
 from executor.core.control_channel import Message
-from executor.core.job import JobFolder
 from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
 from planner.plan.decoupled import LEAD_STEPS
@@ -77,10 +76,9 @@ class _Worker:
 class WorkersCoordinator(Coordinator):
     """Runs one job with workers and syncers, from the start of its processes to their end."""
 
-    def __post_init__(self, job: JobFolder) -> None:
-        super().__post_init__(job)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         plan, run = self._plan, self._config
-        self._job = job
         rank_of = {device: rank for rank, device in enumerate(self._devices)}
         self._workers = [
             _Worker(

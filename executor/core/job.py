@@ -1,6 +1,7 @@
 """The folder of a job: the documents that the launcher writes for the workers, and the files that the workers write."""
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ RANK_FILES: Mapping[str, str] = MappingProxyType(
 # Kinds of files that a rank of another host sends to the head at the end; the head derives the file name itself.
 FILE_KINDS = ("parameters", "resources", "norms", "device")
 
+_STEP = struct.Struct("q")
+
 _DOCUMENTS = ("scenario", "plan", "config")
 
 
@@ -78,6 +81,8 @@ class RunConfig:
         at_profile_speed: Whether real compute lasts as long as the profile says, where this device is quicker.
         allows_nan: Whether the run goes on with a loss or parameters that are not finite.
         decoupled: Whether pipelines take steps at their own speed, and processes that are lost are replaced.
+        outlives_launcher: Whether ranks train on without their launcher until another one attaches
+            (executor/control/attachment.py).
     """
 
     compute: ComputeMode
@@ -98,11 +103,17 @@ class RunConfig:
     at_profile_speed: bool = False
     allows_nan: bool = False
     decoupled: bool = False
+    outlives_launcher: bool = False
 
     @property
     def replaces(self) -> bool:
         """Whether the run survives the loss of ranks, whose processes are replaced."""
         return self.backup_every > 0 or self.decoupled
+
+    @property
+    def has_fixed_plan(self) -> bool:
+        """Whether ranks know the plan of every step from the start: no policy changes it, and no rank is replaced."""
+        return not (self.adapts or self.replaces)
 
     @property
     def is_steered(self) -> bool:
@@ -147,6 +158,7 @@ class JobFolder:
         origin: File of second 0 of the run, for the relay of the emulated links: executor/core/clock.py.
         run_failure: File of the relay's failure, in one sentence.
         relay_report: File of the relay's report, written at its end: executor/wan/relay.py.
+        reached: File of the first step that the launcher has not finished, of a run that may get another launcher.
         published: File of the rows that the ranks sent to the launcher, since files of ranks may be lost; in a job
             without checkpoints.
     """
@@ -160,6 +172,7 @@ class JobFolder:
         self.run_failure = path / "run-failure.txt"
         self.relay_report = path / "relay.json"
         self.log = path / "log.txt"
+        self.reached = path / "reached"
         self.published = path / "published.arrows"
 
     def write(self, scenario: Scenario, plan: Plan, config: RunConfig) -> None:
@@ -167,6 +180,7 @@ class JobFolder:
         write_resolved_scenario(scenario, self._document("scenario"))
         write_plan(plan, self._document("plan"))
         self._document("config").write_text(json.dumps(asdict(config)))
+        self.reached.write_bytes(_STEP.pack(config.first_step))
 
     def read(self) -> tuple[Scenario, Plan, RunConfig]:
         """Return the scenario, the plan and the configuration that the launcher wrote."""
@@ -214,6 +228,16 @@ class JobFolder:
         found["config"]["attempt"] = ""
         for name, document in found.items():
             write_text_atomically(self._document(name), json.dumps(document))
+
+    def note_reached(self, step: int) -> None:
+        """Note the first step that the launcher has not finished; a killed launcher leaves the file whole."""
+        with self.reached.open("r+b") as file:
+            file.write(_STEP.pack(step))
+
+    def first_unfinished(self) -> int:
+        """Return the step that `note_reached` has noted last; without any, the first step of the run."""
+        (step,) = _STEP.unpack(self.reached.read_bytes())
+        return int(step)
 
     def _document(self, name: str) -> Path:
         return self.path / f"{name}.json"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Never
+from typing import Never, Protocol
 
 from executor.core.timeouts import timeouts
 from traces.common.errors import unwritable
@@ -25,6 +25,7 @@ NO_ROOM = os.EX_IOERR
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int) -> None:
@@ -36,6 +37,27 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before the call took effect.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_ancestor(parent: int, ancestor: int) -> None:
+    """Have this process end by `SystemExit` when an ancestor does that has called `adopt_orphans`.
+
+    It outlives its parent, whose place the ancestor then takes. Works on Linux only, as `die_with_parent`.
+    """
+
+    def end_alone(*_: object) -> None:
+        if os.getppid() not in (parent, ancestor):
+            sys.exit(1)
+
+    signal.signal(signal.SIGUSR1, end_alone)
+    # The kernel sends the signal when the parent ends, and again when the ancestor does (prctl(2)).
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    end_alone()
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends: of the agents that `end_with_ancestor` speaks of."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_sleeps_in_time() -> None:
@@ -101,8 +123,24 @@ def _prctl(option: int, argument: object) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, argument)
 
 
+class Process(Protocol):
+    """What `subprocess.Popen` has to end a process."""
+
+    def poll(self) -> int | None:
+        """Return None if the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the process; raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
 @contextmanager
-def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def ended(process: Process) -> Iterator[None]:
     """Return a context at whose end an agent's process is ended if it still runs."""
     try:
         yield
@@ -111,7 +149,7 @@ def ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
             end(process, timeouts().agent_exit_s)
 
 
-def end(process: "subprocess.Popen[Any]", grace_s: float) -> None:
+def end(process: Process, grace_s: float) -> None:
     """End a process by SIGTERM, on which it ends its own children, and after ``grace_s`` seconds by SIGKILL."""
     process.terminate()
     try:

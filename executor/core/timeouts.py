@@ -24,6 +24,7 @@ class Timeouts:
         proof_s: Time limit for the authentication of a new connection, after which the head closes the connection.
         reach_s: Time for which a process tries to reach the control server of its own host's launcher.
         retry_s: Pause between two attempts to reach the head.
+        attach_s: Time for which ranks train on without a launcher, until another one attaches.
         arrival_s: Time limit for all ranks to load torch and to send the facts that `Agreements` compares first.
         arrival_per_rank_s: Addition to ``arrival_s`` per rank, since many ranks may share few processor cores.
         head_start_s: Time from the agreement on the start of the run to its second 0, besides the links' latency.
@@ -54,6 +55,7 @@ class Timeouts:
     proof_s: float = 5.0
     reach_s: float = 30.0
     retry_s: float = 1.0
+    attach_s: float = 60.0
     arrival_s: float = 45.0
     arrival_per_rank_s: float = 3.0
     head_start_s: float = 0.5

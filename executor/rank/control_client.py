@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -26,6 +27,10 @@ from executor.core.timeouts import timeouts
 from executor.rank.handshake import Facts, Statement
 from planner.adapt.policy import DECISION_LAG_STEPS
 from traces.common.errors import InputError, RopebridgeError
+
+# The largest number of published steps that the head has not heard, after which a rank waits: so many are kept, since
+# another head may ask for them.
+MOST_UNHEARD = 1024
 
 # How a session ends: `ENDED` if another session follows, `FINISHED` at the end of the run.
 ENDED, FINISHED = "ended", "finished"
@@ -64,6 +69,7 @@ class ControlClient:
     Attributes:
         is_remote: Whether the head is on another host, and so has another monotonic clock.
         is_ending: Whether the session has ended, or the function of `call_at_end` is being called.
+        outlives_head: Whether this process goes on when the head is lost, and connects to the next one.
     """
 
     def __init__(self, job: JobFolder, rank: int, name: str) -> None:
@@ -84,12 +90,19 @@ class ControlClient:
         # Number of the steps after which the session ends; infinite while this is not known.
         self._end_step = math.inf
         self._calls: dict[str, Callable[[], None]] = {}
-        self.is_ending = False
+        # Published steps that the head may not have heard.
+        self._unheard: dict[int, Message] = {}
+        self.is_ending = self.outlives_head = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
-        self._channel = reach_head((host, port), read_key(job.key), silence_s, timeouts().reach_s)
-        self.send("hello", rank=rank, incarnation=int(os.environ.get(INCARNATION, "0")))
-        threading.Thread(target=self._receive, args=(self._channel,), name="control", daemon=True).start()
+        self._reach = partial(reach_head, (host, port), read_key(job.key), silence_s)
+        self._channel = self._connect(timeouts().reach_s)
+        threading.Thread(target=self._receive, name="control", daemon=True).start()
+
+    def _connect(self, wait_s: float) -> Channel:
+        channel = self._reach(wait_s)
+        channel.send("hello", rank=self.rank, incarnation=int(os.environ.get(INCARNATION, "0")))
+        return channel
 
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Send the head a message; safe in any thread."""
@@ -206,6 +219,23 @@ class ControlClient:
                 return None
             raise SessionEndedError
 
+    def publish(self, session: int, step: int, part: Mapping[str, Any], *, keeps: bool) -> None:
+        """Send the head this rank's part of a step.
+
+        With ``keeps`` the part is kept until the head has heard it; if `MOST_UNHEARD` parts are kept, wait.
+        """
+        message = {"kind": "step", "session": session, "step": step, "part": part}
+        if keeps:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._unheard) < MOST_UNHEARD or self._outcome)
+                self._unheard[step] = message
+        self._channel.send_plain(message)
+
+    def settle(self) -> None:
+        """Wait until the head has heard all published steps, or the run has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unheard or self._outcome)
+
     def mark(self, step: int) -> int | None:
         """Return the checkpoint that the state before a step belongs to; None if it is none."""
         with self._changed:
@@ -240,18 +270,12 @@ class ControlClient:
 
     # --- messages from the head ---
 
-    def _receive(self, channel: Channel) -> None:
+    def _receive(self) -> None:
         try:
-            while (message := channel.receive()) is not None:
-                if message["kind"] == ENDED:
-                    # Close the connections first, before other threads see the end of the session and drop them.
-                    self.is_ending = True
-                    self._on_end()
-                with self._changed:
-                    self._take(message)
-                    self._changed.notify_all()
-                if message["kind"] in self._calls:
-                    self._calls[message["kind"]]()
+            self._receive_all()
+            while self.outlives_head and self._outcome != FINISHED:
+                self._connect_again()
+                self._receive_all()
         except Exception:
             # Written to the rank's log, the last lines of which the agent sends to the head.
             traceback.print_exc()
@@ -260,6 +284,27 @@ class ControlClient:
             if self._outcome != FINISHED:
                 # Without a message: the head has ended, or continues without this process, for an unknown reason.
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _receive_all(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            if message["kind"] == ENDED:
+                # Close the connections first, before other threads see the end of the session and drop them.
+                self.is_ending = True
+                self._on_end()
+            with self._changed:
+                self._take(message)
+                self._changed.notify_all()
+            if message["kind"] in self._calls:
+                self._calls[message["kind"]]()
+
+    def _connect_again(self) -> None:
+        """Connect to the head that follows a lost one, and send it the steps that it may not have heard."""
+        self._channel.close()
+        channel = self._connect(timeouts().attach_s)
+        with self._changed:
+            self._channel = channel
+            for message in self._unheard.values():
+                channel.send_plain(message)
 
     def _take(self, message: Message) -> None:
         kind = message["kind"]
@@ -274,6 +319,8 @@ class ControlClient:
             self._begin(self._spec)
         elif kind == "plan":
             self._take_plan(message["step"], message)
+        elif kind == "heard":
+            self._unheard = {step: each for step, each in self._unheard.items() if step > message["step"]}
         elif kind == "last":
             self._end_step = message["step"]
         elif kind in (ENDED, FINISHED):

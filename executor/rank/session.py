@@ -87,6 +87,8 @@ class Session:
             transport.close()
             self._rows.flush()
             conclude()
+            if config.run.has_fixed_plan:
+                self._client.settle()
             if config.run.replaces:
                 # Keep the copies until all ranks are done: after a loss, another session would need them.
                 rows = self._publisher.unpublished() if config.run.decoupled and self._publisher else None
@@ -223,7 +225,7 @@ class Session:
 
         def known(step: int) -> StepProgram | None:
             """Return the program of a step; None if its plan is not known yet, or if the step is not in this epoch."""
-            new = self._client.known(step) if run.is_steered else self._spec.plans[0].after(step - first)
+            new = self._spec.plans[0].after(step - first) if run.has_fixed_plan else self._client.known(step)
             if step >= run.steps or new is None or _begins_another(new, step, first):
                 return None
             return self._program(step, new)
@@ -373,7 +375,7 @@ class Session:
         return self._updates.state(step) if isinstance(self._updates, OuterUpdates | DecoupledUpdates) else {}
 
     def _publish(self, step: int, part: dict[str, Any]) -> None:
-        self._client.send("step", session=self._spec.number, step=step, part=part)
+        self._client.publish(self._spec.number, step, part, keeps=self._config.run.has_fixed_plan)
 
     # --- how a session ends ---
 

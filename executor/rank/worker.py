@@ -238,6 +238,7 @@ class Rank:
         latency_s = max((link.latency_s for link in config.scenario.cluster.links), default=0.0)
         origin_s = agreed.now_s + self._head_start_s + _HEAD_START_LATENCIES * latency_s
         self._start_clock(origin_s, local_delivery_s)
+        client.outlives_head = config.run.outlives_launcher
         if config.rank == 0:
             client.send("origin", origin_s=origin_s, local_delivery_s=local_delivery_s)
             if not config.run.spread:

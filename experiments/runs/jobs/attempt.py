@@ -10,8 +10,9 @@ A job has a folder that all hosts share:
 - ``run`` is the run folder at the end, which appears complete. An attempt that finds it has nothing left to do: the
   host of an earlier attempt was lost before it could report the end.
 
-The attempt's own folder on its host has the job's files in ``job``, and ``outcome.json``, by which the attempt tells
-its host how it has ended.
+The attempt's own folder on its host has the job's files in ``job``, those of its ranks in ``ranks``, and
+``outcome.json``, by which the attempt tells its host how it has ended. If the attempt's process is killed, and the plan
+cannot change, the ranks train on, and the host starts another process for the same attempt, which follows them.
 """
 
 import fcntl
@@ -26,7 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from executor.backend import TorchBackend
-from executor.core.job import CheckpointConfig
+from executor.control.attachment import Attachment, Survival, attach
+from executor.core.job import CheckpointConfig, JobFolder
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
 from experiments.runs.carry_out import carry_out, completing, present
@@ -41,7 +43,7 @@ from traces.common.errors import InputError, RopebridgeError, RunError
 MODULE = "experiments.runs.jobs.attempt"
 
 _LOCK, _CHECKPOINTS, _LOSSES, _RUN = "lock", "checkpoints", "losses.jsonl", "run"
-_OUTCOME = "outcome.json"
+_OUTCOME, _RANKS = "outcome.json", "ranks"
 
 # At the end of the file of losses, more than two lines.
 _LAST_BYTES = 200
@@ -122,6 +124,11 @@ def read_ending(folder: Path) -> Ending:
         return Ending(Outcome.LOST, "its process was ended")
 
 
+def job_of(folder: Path) -> JobFolder:
+    """Return the folder of the ranks of the attempt in a host's folder; it outlives the attempt's process."""
+    return JobFolder(folder / _RANKS)
+
+
 def carry_out_attempt(folder: Path, shared: Path) -> None:
     """Train a job to its end, from the newest checkpoint in the shared folder if there is one.
 
@@ -134,7 +141,12 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
         RunError: The run failed.
     """
     shared.mkdir(parents=True, exist_ok=True)
-    with _lock(shared / _LOCK):
+    job = job_of(folder)
+    attachment = attach(job)
+    if attachment is None:
+        shutil.rmtree(job.path, ignore_errors=True)
+        job.path.mkdir(0o700)
+    with _lock(shared / _LOCK, attachment) as lock:
         if (shared / _RUN).is_dir():
             tell("an earlier attempt has finished this job")
             return
@@ -142,8 +154,14 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
             shutil.rmtree(part, ignore_errors=True)
         bundle = read_run_bundle(folder / "job")
         losses = LossFile(shared / _LOSSES)
-        first, plan = _resume(bundle, shared, losses)
-        losses.keep(first)
+        if attachment is None:
+            first, plan = _resume(bundle, shared, losses)
+            losses.keep(first)
+        else:
+            _, plan, config = job.read()
+            first, reached = config.first_step, job.first_unfinished()
+            losses.keep(reached)
+            tell(f"the launcher was lost; its ranks train on, and another one follows them from step {reached + 1} on")
         run = bundle.run
         lines, checkpoints = run_lines(tell), _checkpoints(bundle, shared, first)
 
@@ -161,6 +179,7 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
                 checkpoints=checkpoints,
                 on_this_device=run.on_this_device,
                 allow_nan=run.allow_nan,
+                survival=attachment or Survival(job.path, os.getppid(), lock),
                 watch=watch,
                 tell=tell,
             )
@@ -204,14 +223,19 @@ def _checkpoints(bundle: RunBundle, shared: Path, first: int) -> CheckpointConfi
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, attachment: Attachment | None) -> Iterator[int]:
+    """Yield the descriptor of the locked file; ranks that train without a launcher have kept it locked."""
+    if attachment is not None and attachment.lock is not None:
+        with open(attachment.lock, "wb") as file:
+            yield file.fileno()
+        return
     with path.open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             tell("waiting for an earlier attempt to end")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
 def main(folder: str, shared: str, parent: str) -> None:

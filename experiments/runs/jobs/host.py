@@ -20,10 +20,11 @@ from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 
+from executor.control.attachment import end_orphan, is_orphaned
+from executor.core.subprocesses import adopt_orphans, python_environment
 from executor.core.subprocesses import end as end_process
-from executor.core.subprocesses import python_environment
 from experiments.runs.jobs.access import TOKEN_VARIABLE
-from experiments.runs.jobs.attempt import MODULE, read_ending, steps_done
+from experiments.runs.jobs.attempt import MODULE, job_of, read_ending, steps_done
 from experiments.runs.jobs.client import Client, NoAnswerError, UnprovedServerError
 from experiments.runs.jobs.messages import LOG_BYTES, LOG_PIECE_BYTES, Assignment, AttemptEnd, Heartbeat, Running
 from experiments.runs.jobs.packing import unpack
@@ -67,6 +68,11 @@ class _Attempt:
     def log(self) -> Path:
         """The file of all that the attempt prints."""
         return self.folder / "log.txt"
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of the attempt's temporary files."""
+        return self.folder / "scratch"
 
     @property
     def key(self) -> tuple[str, int]:
@@ -163,25 +169,8 @@ class JobHost:
         attempt.gpus = self._take_gpus(assignment.devices)
         try:
             unpack(self._client.files(job), attempt.folder / "job")
-            scratch = attempt.folder / "scratch"
-            scratch.mkdir()
-            environment = {**python_environment(), "TMPDIR": str(scratch)}
-            # The code of a job has no use for the token.
-            environment.pop(TOKEN_VARIABLE, None)
-            if gpus := [each for numbers in attempt.gpus.values() for each in numbers]:
-                # Jobs that share the host must not share its GPUs.
-                environment[_VISIBLE] = ",".join(gpus)
-            command = [sys.executable, "-m", MODULE, str(attempt.folder), str(attempt.shared), str(os.getpid())]
-            with attempt.log.open("wb") as log:
-                # In a session of its own, so that Ctrl-C reaches this process alone, which then ends the others.
-                attempt.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                )
+            attempt.scratch.mkdir()
+            self._launch(attempt)
         except NoAnswerError:
             self._forget(attempt)
             raise
@@ -190,14 +179,42 @@ class JobHost:
             return
         self._tell(f"job {job}: attempt {number} begins on host {self._name}")
 
+    def _launch(self, attempt: _Attempt) -> None:
+        environment = {**python_environment(), "TMPDIR": str(attempt.scratch)}
+        # The code of a job has no use for the token.
+        environment.pop(TOKEN_VARIABLE, None)
+        if gpus := [each for numbers in attempt.gpus.values() for each in numbers]:
+            # Jobs that share the host must not share its GPUs.
+            environment[_VISIBLE] = ",".join(gpus)
+        command = [sys.executable, "-m", MODULE, str(attempt.folder), str(attempt.shared), str(os.getpid())]
+        with attempt.log.open("ab") as log:
+            # In a session of its own, so that Ctrl-C reaches this process alone, which then ends the others.
+            attempt.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
     def _note_ends(self) -> bool:
         """Note which processes have ended; return whether any has."""
         ended = [each for each in self._attempts.values() if each.process is not None and each.report is None]
         ended = [each for each in ended if each.process is not None and each.process.poll() is not None]
         for attempt in ended:
+            job, number = attempt.key
+            assert attempt.process is not None
+            if attempt.process.returncode < 0 and is_orphaned(job_of(attempt.folder)):
+                self._tell(
+                    f"job {job}: the launcher of attempt {number} was lost; its ranks train on, with another one"
+                )
+                self._launch(attempt)
+                continue
+            end_orphan(job_of(attempt.folder), _GRACE_S)
             ending = read_ending(attempt.folder)
             self._finish(attempt, ending.outcome, ending.reason)
-        return bool(ended)
+        return any(attempt.report is not None for attempt in ended)
 
     def _finish(self, attempt: _Attempt, outcome: Outcome, reason: str) -> None:
         job, number = attempt.key
@@ -256,6 +273,7 @@ class JobHost:
     def _end(self, attempt: _Attempt) -> None:
         if attempt.process is not None and attempt.process.poll() is None:
             end_process(attempt.process, _GRACE_S)
+        end_orphan(job_of(attempt.folder), _GRACE_S)
 
     def _forget(self, attempt: _Attempt) -> None:
         self._attempts.pop(attempt.key, None)
@@ -303,5 +321,6 @@ def run_host(client: Client, name: str, devices: Mapping[str, int], shared: Path
             f"--shared {shared}",
             "make it on the disk that all hosts share",
         )
+    adopt_orphans()
     with scratch_folder() as folder:
         JobHost(client, name, devices, shared, folder, tell).run()

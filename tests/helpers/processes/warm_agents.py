@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from executor.control.attachment import Survival
 from executor.control.node_agent import main as run_agent
 from executor.control.node_agent import start_agent
 from executor.core.job import JobFolder
@@ -47,11 +48,11 @@ class WarmAgents:
         self._source.close()
 
     def start_agent(
-        self, job: JobFolder, module: str, channel: socket.socket, interface: str
+        self, job: JobFolder, module: str, channel: socket.socket, interface: str, survival: Survival | None = None
     ) -> "Agent | subprocess.Popen[bytes]":
         """As `node_agent.start_agent`; a test that finds processes by their environment needs a new interpreter."""
-        if MARK in os.environ:
-            return start_agent(job, module, channel, interface)
+        if MARK in os.environ or survival is not None:
+            return start_agent(job, module, channel, interface, survival)
         request = [
             os.getpid(),
             str(job.path),
