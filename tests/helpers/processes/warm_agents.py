@@ -24,7 +24,7 @@ from executor.control.attachment import Survival
 from executor.control.node_agent import main as run_agent
 from executor.control.node_agent import start_agent
 from executor.core.job import JobFolder
-from executor.core.subprocesses import environment, python_environment, run_and_exit
+from executor.core.subprocesses import adopt_orphans, environment, python_environment, run_and_exit
 from executor.wan.linux import leave_network
 from experiments.benches.faults.processes import MARK
 
@@ -64,12 +64,9 @@ class WarmAgents:
         with self._lock, job.log.open("wb") as log:
             link = self._link = self._link or self._source.enter_context(_source())
             # Until the agent is this process's child, orphans become children of this process.
-            _adopt_orphans(True)
-            try:
+            with adopting_orphans():
                 socket.send_fds(link, [json.dumps(request).encode()], [channel.fileno(), log.fileno()])
                 return Agent(int(link.recv(_MOST_BYTES)))
-            finally:
-                _adopt_orphans(False)
 
 
 class Agent:
@@ -104,8 +101,14 @@ class Agent:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _adopt_orphans(value: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(value), 0, 0, 0)
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """This process becomes the parent of descendants whose own parent ends meanwhile."""
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @contextmanager

@@ -92,6 +92,7 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_ranks_outlive_their_launchers_and_a_stopped_job_ends_on_its_host(tmp_path: Path) -> None:
     for name in ("shared", "here", "there"):
         (tmp_path / name).mkdir()
