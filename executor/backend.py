@@ -41,7 +41,7 @@ from executor.wan.linux import read_tcp
 from executor.wan.relay import read_report
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import Policy
+from planner.adapt.policy import DECISION_LAG_STEPS, Policy
 from planner.check import check_plan
 from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Plan
@@ -74,9 +74,9 @@ class TorchBackend:
         at_profile_speed: Whether each action of real compute lasts as long as the profile says, where this machine is
             quicker: so that its processes train as the unequal devices of the scenario would.
         allow_nan: Whether a run goes on with a loss or parameters that are not finite.
-        survival: How ranks outlive this process, where no policy can change their plan, no rank is replaced, and links
-            are not emulated; or the ranks that have outlived an earlier launcher of the same run, to follow instead of
-            new ones; None if ranks end with this process.
+        survival: How ranks outlive this process, where no rank is replaced and links are not emulated; or the ranks
+            that have outlived an earlier launcher of the same run, to follow instead of new ones; None if ranks end
+            with this process.
         watch: Called with the progress of each step as soon as all ranks have finished the step.
         tell: Called with a line for the user if the links differ from the request: before a run if ``auto`` does not
             choose the relay or links are faster than the relay, after a run with the remarks of the relay.
@@ -168,7 +168,7 @@ class TorchBackend:
                 first_step=first_step,
                 first_sample=first_sample,
             )
-        survives = config.has_fixed_plan and emulator == "none" and self.hosts is None
+        survives = not config.replaces and emulator == "none" and self.hosts is None
         survival = self.survival if survives else None
         config = replace(config, outlives_launcher=survival is not None)
         devices = rank_devices(scenario, plan, config)
@@ -177,6 +177,8 @@ class TorchBackend:
             prepared_job(scenario, plan, config, self.hosts, survival) as job,
         ):
             attempt = AttemptFolder(Path(config.attempt)) if config.attempt else None
+            if attempt is None and survival is not None:
+                attempt = AttemptFolder(job.path)
             published = job.published if attempt is None else attempt.published
             rows = EventRecorder(EventWriter(published), None) if config.publishes else None
             watch = self.watch or (lambda _: None)
@@ -184,6 +186,8 @@ class TorchBackend:
             driver = PolicyDriver(
                 plan, first_step, first_sample, names, adaptation, check, rows, attempt, watch, self.tell, steps
             )
+            if isinstance(survival, Attachment) and adaptation is not None and attempt is not None:
+                driver.restore(attempt.restore_decisions(job.first_unfinished() + DECISION_LAG_STEPS))
             with _naming_checkpoint(checkpoints):
                 run_job(job, devices, driver if config.is_steered else None, survival)
             driver.end()

@@ -101,6 +101,13 @@ class AttemptFolder:
         """Note a decision, which was made at run second ``made_s``."""
         self._add(_DECISIONS, {**decision_json(decision), "made_s": made_s})
 
+    def restore_decisions(self, stop: int) -> list[tuple[Decision, float]]:
+        """Return the decisions about steps before ``stop``, with the second of each, and drop all later ones."""
+        kept = [(decision, made_s) for decision, made_s in _decisions(self.path) if decision.first_step < stop]
+        lines = (json.dumps({**decision_json(decision), "made_s": made_s}) for decision, made_s in kept)
+        write_text_atomically(self.path / _DECISIONS, "".join(f"{line}\n" for line in lines))
+        return kept
+
     def add_absence(self, absence: Event) -> None:
         """Note an absence of a device that is over."""
         self._add(_ABSENCES, [absence.device, absence.start_s, absence.end_s])
@@ -334,7 +341,6 @@ def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int, fau
     else:
         rows = rows_of_ranks(files_of_ranks(folder, "events"), about["sees_arrivals"])
         losses = losses_of_ranks(files_of_ranks(folder, "losses"))
-    found = [(parse_decision(line), float(line["made_s"])) for line in _lines(folder / _DECISIONS)]
     norms = [GradientNorms.from_json(line) for line in _lines(folder / _NORMS)]
     kept = [event for event in rows if event.step < stop]
     end_s = max((event.end_s for event in kept if event.kind in _WORK), default=0.0)
@@ -351,8 +357,12 @@ def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int, fau
         kept,
         {step: loss for step, loss in losses.items() if step < stop},
         {each.step: each for each in norms if each.step < stop},
-        [(decision, made_s) for decision, made_s in found if decision.first_step < stop],
+        [(decision, made_s) for decision, made_s in _decisions(folder) if decision.first_step < stop],
     )
+
+
+def _decisions(folder: Path) -> list[tuple[Decision, float]]:
+    return [(parse_decision(line), float(line["made_s"])) for line in _lines(folder / _DECISIONS)]
 
 
 def _lines(path: Path) -> Iterator[Any]:

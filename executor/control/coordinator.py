@@ -192,9 +192,8 @@ class Coordinator:
             if self._processes.connect(peer):
                 for key, value in self._values.items():
                     self._server.send(peer, "store", key=key, value=value)
-                if self._config.has_fixed_plan:
-                    # For a rank that connects again, and does not know which of its messages have arrived.
-                    self._server.send(peer, "heard", step=self._session.step - 1)
+                if self._reached is not None:
+                    self._bring_up_to_date(peer)
             return
         if not self._processes.is_current(peer):
             return
@@ -212,6 +211,15 @@ class Coordinator:
             self._processes.ranks[rank].has_sent_files = True
         else:
             self._hear_session(rank, message)
+
+    def _bring_up_to_date(self, peer: Peer) -> None:
+        """Send a rank of an earlier launcher what that one may not have sent: plans, and which steps have arrived."""
+        step = self._session.step
+        self._server.send(peer, "heard", step=step - 1)
+        if self._driver is not None and self._config.adapts:
+            for upcoming in range(step, min(step + DECISION_LAG_STEPS, self._config.steps)):
+                new = self._driver.plan_at(upcoming).to_data()
+                self._server.send(peer, "plan", step=upcoming, new=new, durable=self._session.durable)
 
     def _hear_session(self, rank: int, message: Message) -> None:
         """Handle a rank's message about its session."""
@@ -284,10 +292,11 @@ class Coordinator:
             # Ranks that are about to join count as present; `next_session` checks them when they join.
             there = {*ranks, *(regrouping.joining[1] if regrouping.joining is not None else ())}
             new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
-            if self._config.has_fixed_plan:
-                if self._config.outlives_launcher:
-                    self._job.note_reached(step + 1)
+            if self._config.outlives_launcher:
+                self._job.note_reached(step + 1)
+            if not self._config.replaces:
                 self._push(ranks, "heard", step=step)
+            if self._config.has_fixed_plan:
                 continue
             upcoming = step + DECISION_LAG_STEPS
             if told <= upcoming < self._config.steps and regrouping.joining is None:

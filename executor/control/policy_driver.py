@@ -171,7 +171,7 @@ class PolicyDriver:
         self._shown = step + 1
         decision = self._decide(step, events, away)
         self._show(step, events, decision, away)
-        return None if decision is None else self._at(decision.first_step)
+        return None if decision is None else self.plan_at(decision.first_step)
 
     def _keep(self, step: int) -> None:
         """Write what is known of a step where it outlives this process."""
@@ -193,18 +193,24 @@ class PolicyDriver:
         decision = self._thinking.finish_step(step, events, tuple(away), time.monotonic(), norms)
         if decision is None:
             return None
-        self._note(decision, max(event.end_s for event in events))
+        made_s = max(event.end_s for event in events)
+        self._keep_decision(decision, made_s)
         self._check(before, decision)
+        self._add(decision, made_s)
+        return decision
+
+    def _add(self, decision: Decision, made_s: float) -> None:
+        assert self._adaptation is not None
+        self._note(decision, made_s)
         self._timeline.append((decision.first_step, decision.plan))
         if self._adaptation.is_start(decision):
             self._moves[decision.first_step] = decision.migration.moves
-        return decision
 
     def _show(self, step: int, events: list[Event], decision: Decision | None, away: list[str]) -> None:
         began_s = min((event.start_s for event in events), default=0.0) if self._ended_s is None else self._ended_s
         end_s = max((event.end_s for event in events), default=began_s)
         change = decision.change if decision is not None else ""
-        took_s, samples = end_s - began_s, self._at(step).plan.global_batch
+        took_s, samples = end_s - began_s, self.plan_at(step).plan.global_batch
         loss = self.losses.get(step)
         self._watch(Progress(step, self._steps, end_s, took_s, samples, loss, change, tuple(away)))
         self._ended_s = end_s
@@ -232,6 +238,7 @@ class PolicyDriver:
             decision = self._adaptation.lose_devices(self._shown, events, tuple(gone), tuple(away))
             if decision is not None:
                 self._note(decision, now_s)
+                self._keep_decision(decision, now_s)
                 self._check(before, decision)
                 earlier = [each for each in self._timeline if each[0] < resumed]
                 self._timeline = [*earlier, (resumed, decision.plan)]
@@ -239,14 +246,22 @@ class PolicyDriver:
         if gone:
             how = "by the others, with another plan" if decision is not None else "when their processes are back"
             self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
-        return [self._at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
+        return [self.plan_at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
 
     def end(self) -> None:
         """Wait for the policy after the last step; raise what it raises."""
         if self._thinking is not None:
             self._thinking.end()
 
-    def _at(self, step: int) -> NewPlan:
+    def restore(self, decisions: Iterable[tuple[Decision, float]]) -> None:
+        """Go on after the decisions of an earlier launcher of this run, with the second at which each was made."""
+        assert self._adaptation is not None
+        for decision, made_s in decisions:
+            self._adaptation.restore(decision)
+            self._add(decision, made_s)
+
+    def plan_at(self, step: int) -> NewPlan:
+        """Return the plan of a step, which is at most the last finished step plus `DECISION_LAG_STEPS`."""
         _, plan = next(each for each in reversed(self._timeline) if each[0] <= step)
         before = self._first_sample + samples_before(step, self._timeline)
         return NewPlan(plan, before, self._moves.get(step))
@@ -277,6 +292,8 @@ class PolicyDriver:
     def _note(self, decision: Decision, now_s: float) -> None:
         place = ("", "", -1, -1, -1, decision.observed_step, "")
         self.decision_events.append(Event(EventKind.DECISION, *place, now_s, now_s, 0))
+
+    def _keep_decision(self, decision: Decision, now_s: float) -> None:
         if self._attempt is not None:
             self._attempt.add_decision(decision, now_s)
 

@@ -81,7 +81,7 @@ class RunConfig:
         at_profile_speed: Whether real compute lasts as long as the profile says, where this device is quicker.
         allows_nan: Whether the run goes on with a loss or parameters that are not finite.
         decoupled: Whether pipelines take steps at their own speed, and processes that are lost are replaced.
-        outlives_launcher: Whether ranks train on without their launcher until another one attaches
+        outlives_launcher: Whether ranks go on without their launcher until another one attaches
             (executor/control/attachment.py).
     """
 

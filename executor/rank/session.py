@@ -87,9 +87,9 @@ class Session:
             transport.close()
             self._rows.flush()
             conclude()
-            if config.run.has_fixed_plan:
+            if not config.run.replaces:
                 self._client.settle()
-            if config.run.replaces:
+            else:
                 # Keep the copies until all ranks are done: after a loss, another session would need them.
                 rows = self._publisher.unpublished() if config.run.decoupled and self._publisher else None
                 self._client.send("done", session=self._spec.number, rows=rows)
@@ -375,7 +375,7 @@ class Session:
         return self._updates.state(step) if isinstance(self._updates, OuterUpdates | DecoupledUpdates) else {}
 
     def _publish(self, step: int, part: dict[str, Any]) -> None:
-        self._client.publish(self._spec.number, step, part, keeps=self._config.run.has_fixed_plan)
+        self._client.publish(self._spec.number, step, part, keeps=not self._config.run.replaces)
 
     # --- how a session ends ---
 

@@ -132,6 +132,13 @@ class Adaptation:
             self._starts.append(decision)
         return decision
 
+    def restore(self, decision: Decision) -> None:
+        """Go on after a decision of an earlier process, which followed the run before this one, with another policy."""
+        if needs_set_up(self.latest, decision.plan):
+            self._starts.append(decision)
+        self._timeline.append((decision.first_step, decision.plan))
+        self.decisions.append(decision)
+
     @property
     def thinking_s(self) -> float:
         """Seconds that the policy's last call is estimated to take on a usual machine; 0 for policies without it."""

@@ -11,8 +11,8 @@ A job has a folder that all hosts share:
   host of an earlier attempt was lost before it could report the end.
 
 The attempt's own folder on its host has the job's files in ``job``, those of its ranks in ``ranks``, and
-``outcome.json``, by which the attempt tells its host how it has ended. If the attempt's process is killed, and the plan
-cannot change, the ranks train on, and the host starts another process for the same attempt, which follows them.
+``outcome.json``, by which the attempt tells its host how it has ended. If the attempt's process is killed, the
+ranks go on without it, and the host starts another process for the same attempt, which follows them.
 """
 
 import fcntl

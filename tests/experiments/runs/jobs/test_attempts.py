@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,15 @@ from executor.backend import TorchBackend
 from executor.control.attachment import end_orphan, is_orphaned
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
+from experiments.benches.faults.moves import policy_file
 from experiments.benches.faults.processes import MARK, marked_processes
+from experiments.runs.folder import read_record
 from experiments.runs.jobs.attempt import MODULE, LossFile, job_of, read_ending
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from planner.systems.registry import make_plan
+from planner.systems.registry import make_plan, make_policy
 from tests.helpers.processes.process_watch import wait_until
 from tests.helpers.processes.warm_agents import adopting_orphans
 
@@ -39,11 +42,25 @@ def training() -> tuple[Scenario, Plan]:
     return scenario, make_plan("megatron", scenario)
 
 
+def moving(tmp_path: Path) -> str:
+    """A policy that moves a layer there and back every 20 steps; its file."""
+    _, plan = training()
+    (pipeline,) = plan.pipelines
+    first, last = pipeline.stages
+    end = first.end_layer - 1
+    stages = (replace(first, end_layer=end), replace(last, first_layer=end))
+    moved = replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    moves = [(step, moved if step % 40 else plan) for step in range(20, STEPS, 20)]
+    path = tmp_path / "moves.py"
+    path.write_text(policy_file(moves, tmp_path / "moves.log"))
+    return str(path)
+
+
 @contextmanager
-def launching(tmp_path: Path, **variables: str) -> Iterator[Launch]:
+def launching(tmp_path: Path, policy: str = "none", **variables: str) -> Iterator[Launch]:
     """As a host does: launchers of an attempt, which are this process's children, as their agents are without them."""
     mark = uuid.uuid4().hex
-    RunBundle(*training(), HostedRun("real", STEPS, "none", 0, "", 100)).write(tmp_path / "job")
+    RunBundle(*training(), HostedRun("real", STEPS, policy, 0, "", 100)).write(tmp_path / "job")
     command = [sys.executable, "-m", MODULE, str(tmp_path), str(tmp_path / "shared"), str(os.getpid())]
     started: list[subprocess.Popen[bytes]] = []
 
@@ -67,24 +84,29 @@ def launching(tmp_path: Path, **variables: str) -> Iterator[Launch]:
 def kill_in_training(launch: Launch, tmp_path: Path) -> None:
     launcher = launch()
     losses = LossFile(tmp_path / "shared" / "losses.jsonl")
-    wait_until(lambda: losses.last() > 0, "nothing is trained", 0.01)
+    wait_until(lambda: losses.last() > STEPS // 3, "nothing is trained", 0.01)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     assert losses.last() < STEPS - 1, "the attempt was too short for this test"
     assert is_orphaned(job_of(tmp_path))
 
 
-def test_another_launcher_follows_the_ranks(tmp_path: Path) -> None:
-    with launching(tmp_path) as launch:
+@pytest.mark.parametrize("moves", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_another_launcher_follows_the_ranks(moves: bool, tmp_path: Path) -> None:
+    policy = moving(tmp_path) if moves else "none"
+    with launching(tmp_path, policy) as launch:
         kill_in_training(launch, tmp_path)
         assert launch().wait(60.0) == 0
     assert read_ending(tmp_path).outcome is Outcome.FINISHED
     assert "another one follows them" in (tmp_path / "log.txt").read_text()
     scenario, plan = training()
     path = tmp_path / "undisturbed.safetensors"
-    record = TorchBackend("real", parameters=path).run(scenario, plan, None, STEPS)
+    backend = TorchBackend("real", parameters=path)
+    record = backend.run(scenario, plan, make_policy(policy, scenario), STEPS)
     lines = (tmp_path / "shared" / "losses.jsonl").read_text().splitlines()
     assert [tuple(json.loads(line)) for line in lines] == list(enumerate(record.losses))
+    assert len(read_record(tmp_path / "shared" / "run").decisions) == len(record.decisions)
+    assert bool(record.decisions) == moves
     expected, found = load_file(path), load_file(tmp_path / "shared" / "run" / "parameters.safetensors")
     assert all(torch.equal(expected[name], found[name]) for name in expected | found)
 
