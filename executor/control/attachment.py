@@ -2,9 +2,9 @@
 
 The agent keeps what would end with its launcher: the ranks, the socket at which they connect, and a lock that says that
 they train. It waits for another launcher at a Unix socket in the job's folder, and sends it the socket and the lock.
-Ranks train on meanwhile as far as they know the plan: to the end if no policy can change it. They keep what they publish
-until a launcher has heard it.
-Agent and ranks end with the process that would start the other launcher, or if none attaches in time.
+Ranks train on meanwhile as far as they know the plan: to the end if no policy can change it. They keep what they
+publish until a launcher has heard it. Agent and ranks end with the process that would start the other
+launcher, or if none attaches in time.
 """
 
 import os
