@@ -127,9 +127,6 @@ class TorchBackend:
         if self.hosts is not None:
             check_spread(plan, scenario, emulator)
             self.tell(links_in_the_clear(self.hosts))
-        if checkpoints is not None and not isinstance(self.survival, Attachment):
-            # Ranks check the model when they load it, but by then the record of earlier runs is gone.
-            _check_model(scenario, plan)
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
         first_step, first_sample = 0, 0
@@ -243,14 +240,6 @@ class TorchBackend:
         for remark in report.remarks():
             self.tell(remark)
         return RealNetwork(emulator, report.tcp)
-
-
-def _check_model(scenario: Scenario, plan: Plan) -> None:
-    # Loads torch, which runs without checkpoints do not need.
-    from executor.training.models.loading import check_model
-    from executor.training.parallel_layout import check_layouts
-
-    check_layouts(scenario, plan, check_model(scenario))
 
 
 def _first_sample(checkpoints: CheckpointConfig) -> int:

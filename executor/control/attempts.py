@@ -49,7 +49,7 @@ class AttemptFolder:
     def create(
         cls, checkpoints: CheckpointConfig, first_sample: int, plan: Plan, sees_arrivals: bool
     ) -> "AttemptFolder":
-        """Return the folder of an attempt that begins; that of a run from step 0 replaces those of earlier runs.
+        """Return the folder of an attempt that begins.
 
         Args:
             checkpoints: The folder of the checkpoints, and the first step.
@@ -62,8 +62,6 @@ class AttemptFolder:
         """
         record = checkpoints.folder.resolve() / _RECORD
         try:
-            if not checkpoints.first_step:
-                shutil.rmtree(record, ignore_errors=True)
             record.mkdir(exist_ok=True)
             number = max((int(path.name) for path in _folders(record)), default=-1) + 1
             found = cls(record / f"{number:04d}")
@@ -85,8 +83,14 @@ class AttemptFolder:
         """File of the rows that the launcher collects."""
         return self.path / _PUBLISHED
 
-    def begin(self, origin_s: float) -> None:
-        """Note the time of day at second 0, which is ``origin_s`` by this machine's monotonic clock."""
+    def begin(self, origin_s: float, *, replaces: bool) -> None:
+        """Note the time of day at second 0, which is ``origin_s`` by this machine's monotonic clock.
+
+        With ``replaces``, for a run from step 0, remove the folders of earlier runs.
+        """
+        for earlier in _folders(self.path.parent) if replaces else ():
+            if earlier.name < self.path.name:
+                shutil.rmtree(earlier, ignore_errors=True)
         (self.path / _BEGAN).write_text(repr(time.time() - time.monotonic() + origin_s))
 
     def add_loss(self, step: int, loss: float) -> None:

@@ -245,7 +245,7 @@ class Coordinator:
         """Store second 0 of the run, and schedule the faults of the scenario relative to it."""
         self._processes.origin_s = origin_s
         if self._config.attempt:
-            AttemptFolder(Path(self._config.attempt)).begin(origin_s)
+            AttemptFolder(Path(self._config.attempt)).begin(origin_s, replaces=not self._config.first_step)
         if not self._config.replaces:
             return
         for fault in self._scenario.faults:

@@ -99,17 +99,27 @@ def test_what_is_torn_or_missing_is_left_out_with_a_word(tmp_path: Path) -> None
     own = AttemptFolder.create(config, 16, record.plan, sees_arrivals=True)
     said: list[str] = []
     # The attempt before ended before second 0.
-    own.begin(time.monotonic())
+    own.begin(time.monotonic(), replaces=False)
     assert with_earlier_attempts(record, tmp_path, said.append) == record
     assert said == ["the record begins with step 3: nothing is left of the attempts before"]
     # It left a torn part of rows.
-    earlier.begin(time.monotonic())
+    earlier.begin(time.monotonic(), replaces=True)
     (earlier.path / "events-0.arrows").write_bytes(b"\xff\xff\xff\xff")
     assert with_earlier_attempts(record, tmp_path, said.append) == record
     assert said[1:] == said[:1]
     (earlier.path / "attempt.json").write_text("{")
     assert with_earlier_attempts(record, tmp_path, said.append) == record
     assert said[-1].startswith("the record has no earlier attempts, since their files are damaged: ")
+
+
+def test_an_earlier_run_keeps_its_record_until_the_next_one_begins(tmp_path: Path) -> None:
+    plan, config = make_plan("gpipe", choose_scenario("digits")), CheckpointConfig(tmp_path, EVERY)
+    earlier = AttemptFolder.create(config, 0, plan, sees_arrivals=True)
+    earlier.begin(time.monotonic(), replaces=True)
+    own = AttemptFolder.create(config, 0, plan, sees_arrivals=True)
+    assert earlier.path.is_dir()
+    own.begin(time.monotonic(), replaces=True)
+    assert list(own.path.parent.iterdir()) == [own.path]
 
 
 def test_hosts_agree_though_only_the_head_keeps_rows(tmp_path: Path) -> None:
@@ -128,7 +138,7 @@ def test_an_attempt_that_did_not_come_to_the_checkpoint_is_left_out(tmp_path: Pa
     def attempt(first_step: int, stop: int) -> AttemptFolder:
         checkpoints, samples = CheckpointConfig(tmp_path, EVERY, first_step), first_step * record.plan.global_batch
         folder = AttemptFolder.create(checkpoints, samples, record.plan, sees_arrivals=True)
-        folder.begin(time.monotonic())
+        folder.begin(time.monotonic(), replaces=not first_step)
         rows = EventWriter(folder.published)
         rows.append(event for event in record.events if first_step <= event.step < stop)
         rows.close()
