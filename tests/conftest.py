@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from executor.control import node_agent
+from experiments.cli.app import COLLECTIONS
 from tests.helpers.processes.warm_agents import WarmAgents
 
 # Four workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
@@ -52,6 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, but without a look at the million objects of modules and tests."""
     gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
     gc.enable()
 
 

@@ -212,6 +212,8 @@ def load_rank(module: str, job: JobFolder, channel: Channel, host: str) -> RankF
     Loading torch takes seconds, which the ranks that are forked afterwards do not need. If the loading fails, the
     result is None, and the head gets the reason, with the name of the ``host``.
     """
+    # Nothing that is loaded is garbage, and without the collector this takes a tenth less time.
+    gc.disable()
     try:
         loaded = importlib.import_module(module)
         if module == WORKER:
@@ -225,6 +227,7 @@ def load_rank(module: str, job: JobFolder, channel: Channel, host: str) -> RankF
         return None
     # The collector would write into the memory that the forked processes share.
     gc.freeze()
+    gc.enable()
     return run_rank
 
 

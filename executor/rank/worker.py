@@ -49,6 +49,7 @@ from executor.transport.link_shaper import measure_local_delivery_s
 from executor.transport.rendezvous import ProcessGroups, check_interface, connect
 from executor.wan.testbed import enter_device_network
 from planner.adapt.copies import layers_of
+from planner.cost.device_speed import jitter_factors
 from planner.events.event import to_table
 from planner.scenario.datasheet import DATASHEET
 from planner.scenario.scenario import HuggingFaceCode, code_to_train
@@ -69,12 +70,15 @@ def preload(job: JobFolder) -> None:
     scenario, plan, config = job.read()
     # Loads the compiled code of numba too.
     compile_plan(plan, scenario)
+    if scenario.effects.compute.jitter:
+        # Loads scipy.
+        jitter_factors(0, 0, 1, 0.0)
     if config.compute == "real":
         load_meta_device()
         if isinstance(scenario.code, HuggingFaceCode):
             # If it is missing, the ranks say so.
             with suppress(InputError):
-                load_transformers()
+                load_transformers(scenario.code.config["model_type"])
 
 
 def load_meta_device() -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from planner.scenario.effects import ComputeEffects
 
@@ -63,6 +62,9 @@ def jitter_factors(seed: int, step: int, count: int, deviation: float) -> NDArra
     Raw words of the generator Philox, seeded with ``seed`` and the step's index, are transformed by the inverse of the
     normal distribution. NumPy guarantees that raw words never change, but not that its normal numbers do not.
     """
+    # Imported here because the import takes a fifth of a second, and every command and rank imports this module.
+    from scipy.special import ndtri
+
     key = np.array([seed % 2**64, step], np.uint64)
     words = np.random.Philox(key=key).random_raw(count)
     uniform = (np.right_shift(words, np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

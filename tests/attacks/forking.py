@@ -125,12 +125,15 @@ def _load() -> None:
     import experiments.verbs.run
     import experiments.verbs.sweep
     import experiments.verbs.traces
+    from planner.cost.device_speed import jitter_factors
     from planner.systems.registry import make_plan, make_policy
     from sim.simulator import Simulator
 
     scenario = experiments.runs.scenario.choose_scenario("two-regions")
     plan = make_plan("megatron", scenario)
     Simulator().run(scenario, plan, make_policy("depth", scenario), 2)
+    # Loads scipy.
+    jitter_factors(0, 0, 1, 0.0)
     # Threads do not survive a fork.
     torch.set_num_threads(1)
 

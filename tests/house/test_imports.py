@@ -134,7 +134,7 @@ def test_the_walk_through_imports_finds_what_is_there() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("plan", "two-regions"), ("simulate", "two-regions", "--steps", "2")],
+    [("plan", "two-regions"), ("simulate", "two-regions", "--steps", "2")],
     ids=lambda arguments: arguments[0],
 )
 def test_a_process_that_does_it_has_loaded_neither(tmp_path: Path, arguments: tuple[str, ...]) -> None:

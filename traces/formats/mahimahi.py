@@ -66,11 +66,7 @@ def write(trace: LinkTrace) -> str:
         InputError: The trace carries nothing, or needs more than `MAXIMUM_LINES`.
     """
     num_lines = _count_lines(trace)
-    return "".join(
-        f"{stamp_ms}\n" * count
-        for stamps_ms in _opportunities_ms(trace, num_lines)
-        for stamp_ms, count in zip(*(a.tolist() for a in np.unique(stamps_ms, return_counts=True)), strict=True)
-    )
+    return "".join("\n".join(map(str, stamps_ms.tolist())) + "\n" for stamps_ms in _opportunities_ms(trace, num_lines))
 
 
 def _parse(text: str) -> MillisecondArray:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -141,6 +142,12 @@ def _origins(code: HuggingFaceCode) -> list[list[str]]:
 
 def _split(model: Any, code: HuggingFaceCode) -> TransformersModel:
     return _FAMILIES[code.config["model_type"]](model, code.tokens)
+
+
+def load_family(family: str) -> None:
+    """Load the module of transformers with the models of a family, if the family can be trained."""
+    if family in _FAMILIES:
+        import_module(f"transformers.models.{family}.modeling_{family}")
 
 
 def transformers_model(code: HuggingFaceCode, seed: int) -> Any:

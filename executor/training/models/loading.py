@@ -109,8 +109,8 @@ def load_model(code: Code, seed: int, chosen: Collection[int] | None = None) -> 
     return model
 
 
-def load_transformers() -> None:
-    """Load the package ``transformers``.
+def load_transformers(family: str) -> None:
+    """Load the package ``transformers``, and its module with the models of a family, which takes as long again.
 
     Raises:
         InputError: It is not installed.
@@ -121,12 +121,14 @@ def load_transformers() -> None:
             where="model.huggingface",
             valid="pip install 'ropebridge[hf]', or run with '--compute paced'",
         )
-    import executor.training.models.huggingface  # noqa: F401 - loads transformers
+    from executor.training.models.huggingface import load_family
+
+    load_family(family)
 
 
 def _builder(code: HuggingFaceCode, seed: int) -> Callable[[Collection[int] | None], TrainableModel]:
     """Return a function that builds the model with some layers, as `load_model` does."""
-    load_transformers()
+    load_transformers(code.config["model_type"])
     from executor.training.models.huggingface import ModelBuilder
 
     builder = ModelBuilder(code, seed)

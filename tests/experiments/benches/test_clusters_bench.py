@@ -89,7 +89,9 @@ def test_a_plan_is_simulated_and_predicted() -> None:
 
 def test_rows_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(bench, "STRATEGIES", {"auto": make_plan, "gpipe": make_plan, "megatron": make_plan})
+    # The rows are made the same way of any strategy, and this one searches for a moment only.
+    monkeypatch.setattr(bench, "OURS", "dapple")
+    monkeypatch.setattr(bench, "STRATEGIES", {"dapple": make_plan, "gpipe": make_plan, "megatron": make_plan})
     seed = next(seed for seed in range(100) if len(random_cluster(seed).cluster.regions) == 2)
     result = measure_clusters(False, said.append, 1, seed)
     assert said[0] == f"seeds {seed} to {seed}; the same clusters with --seed {seed}"

@@ -474,7 +474,11 @@ def test_a_plan_that_cannot_be_written_to_both_places_is_written_to_none(missing
 def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*COMMAND, verb, "two-regions", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, verb, "two-regions", "--strategy", "megatron", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

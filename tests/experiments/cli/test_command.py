@@ -42,13 +42,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded_modules("--help").isdisjoint({"torch", "matplotlib", "numpy", "pandas", "pydantic", "simpy", "scipy"})
 
 
-@pytest.mark.parametrize("verb", ["plan", "simulate"])
-def test_plan_and_simulate_load_neither_torch_nor_matplotlib(verb: str) -> None:
-    modules = loaded_modules(verb, "two-regions")
-    assert "planner.plan.plan" in modules
-    assert modules.isdisjoint({"torch", "matplotlib"})
-
-
 def test_help_names_everything_there_is() -> None:
     text = " ".join(ropebridge(verb, "--help").stdout for verb in ("simulate", "run", "bench", "reproduce"))
     text += ropebridge("traces", "convert", "--help").stdout

@@ -17,7 +17,7 @@ def started_and_signalled(folder: Path, number: signal.Signals, *, ignored: bool
     os.mkfifo(source)
     disposition = signal.SIG_IGN if ignored else signal.SIG_DFL
     process = subprocess.Popen(
-        [*COMMAND, "plan", str(source)],
+        [*COMMAND, "plan", str(source), "--strategy", "megatron"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

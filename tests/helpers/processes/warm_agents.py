@@ -5,6 +5,7 @@ process of its own start such an interpreter still.
 """
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -135,27 +136,27 @@ def main(descriptor: str) -> None:
     """
     link = socket.socket(fileno=int(descriptor))
     with suppress(KeyboardInterrupt):
-        _load()
+        # Nothing that is loaded is garbage; agents enable the collector.
+        gc.disable()
         while True:
             request, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 2)
             if not request:
                 return
-            link.send(str(_fork_twice(json.loads(request), *descriptors)).encode())
+            arguments = json.loads(request)
+            _preload(JobFolder(Path(arguments[1])))
+            link.send(str(_fork_twice(arguments, *descriptors)).encode())
             for each in descriptors:
                 os.close(each)
 
 
-def _load() -> None:
-    """Load what a rank needs, compiled code included."""
-    from executor.core.step_program import compile_plan
-    from executor.rank.worker import load_meta_device
-    from planner.events.event import to_table
-    from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+def _preload(job: JobFolder) -> None:
+    """Load what the job's ranks need, which the agents of later jobs then find loaded."""
+    from executor.rank.worker import load_meta_device, preload
 
     load_meta_device()
-    to_table([])
-    scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
-    compile_plan(chain_plan(scenario), scenario)
+    # The agent tells what is wrong with the job.
+    with suppress(Exception):
+        preload(job)
 
 
 def _fork_twice(request: list[object], channel: int, log: int) -> int:
