@@ -26,6 +26,9 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 # What is said of a path that is not what a verb needs there, if the verb has not said it itself.
 _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 
+# What Python tells by a RuntimeError, and the exit status: a path that leads to itself, no more threads.
+_REFUSALS = {"Symlink loop": 2, "can't start new thread": 1}
+
 # The groups of verbs in `--help`, in the order in which a new user needs them.
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
@@ -217,6 +220,12 @@ def main() -> None:
     except MemoryError as error:
         tell(f"ropebridge: the memory does not suffice: {_reason(error)}; ask for less in one command")
         sys.exit(1)
+    except RuntimeError as error:
+        status = next((status for start, status in _REFUSALS.items() if str(error).startswith(start)), None)
+        if status is None:
+            raise
+        tell(f"ropebridge: {printable(str(error))}; check the {'paths' if status == 2 else 'limits'} of the command")
+        sys.exit(status)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise

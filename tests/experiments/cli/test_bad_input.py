@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from planner.files.resolved_scenario import write_resolved_scenario
+from planner.files.scenario import read_scenario
 from tests.helpers.processes.command import COMMAND, ropebridge
 
 SCENARIO = """
@@ -113,6 +115,7 @@ BAD_SCENARIOS = {
         ["small.yaml:13", "training", "nowhere.yaml", "no such file"],
     ),
     "not YAML": ([("[west, east]", "[west, east")], ["small.yaml:", "not YAML"]),
+    "more bytes than 64 bits count": ([("output: 1 MB", "output: 1e12 TB")], ["small.yaml", "1e+24 B", "8 samples"]),
 }
 
 
@@ -121,6 +124,35 @@ def test_a_wrong_scenario(case: str, tmp_path: Path) -> None:
     changes, expected = BAD_SCENARIOS[case]
     path = write(tmp_path, *changes)
     assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, *expected)
+
+
+BAD_RESOLVED = {
+    "an unknown optimizer": ('"name": "sgd"', '"name": "."', "unknown optimizer '.'"),
+    "an unknown precision": ('"precision": "fp32"', '"precision": "fp"', "unknown precision 'fp'"),
+    "no samples": ('"global_batch": 8', '"global_batch": 0', "0 samples are no batch"),
+    "text for a number": ('"latency_s": 0.01', '"latency_s": "0.01"', "'0.01' is not a value of type float"),
+    "a fraction of a sample": ('"global_batch": 8', '"global_batch": 8.5', "'8.5' is not a value of type int"),
+    "a number below zero": ('"bandwidth_bps": 100000000.0', '"bandwidth_bps": -5.0', "bandwidth_bps is -5.0"),
+    "no number": ('"latency_s": 0.01', '"latency_s": NaN', "latency_s is nan"),
+    "too many bytes": ('"output_bytes": 1000000', f'"output_bytes": {10**30}', "1e+30 B"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RESOLVED)
+def test_a_wrong_resolved_scenario(case: str, tmp_path: Path) -> None:
+    old, new, expected = BAD_RESOLVED[case]
+    path = tmp_path / "scenario.json"
+    write_resolved_scenario(read_scenario(write(tmp_path)), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, str(path), expected)
+
+
+def test_a_path_that_leads_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    deployed = ["deploy", write(tmp_path), "--strategy=megatron", "--target=ssh", "--hosts=hosts.yaml", "-o", "loop"]
+    assert_refused(deployed, tmp_path, "Symlink loop", "loop")
 
 
 TRAINING = "training: {global_batch: 8, microbatch: 2}\n"
