@@ -195,6 +195,9 @@ def _reason(error: OSError | MemoryError) -> str:
 def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
     raise_when_interrupted()
+    if sys.stdout is None:
+        tell("ropebridge: the standard output is closed; give it a file, such as /dev/null")
+        sys.exit(2)
     # A terminal without the characters of a sparkline gets question marks, not a traceback.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -217,6 +220,9 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         sys.exit(_tell_of_system(error))
+    except UnicodeEncodeError as error:
+        tell(f"ropebridge: {error.object[:100]!a} is no Unicode text; write names in UTF-8")
+        sys.exit(2)
     except MemoryError as error:
         tell(f"ropebridge: the memory does not suffice: {_reason(error)}; ask for less in one command")
         sys.exit(1)

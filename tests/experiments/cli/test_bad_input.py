@@ -155,6 +155,11 @@ def test_a_path_that_leads_to_itself(tmp_path: Path) -> None:
     assert_refused(deployed, tmp_path, "Symlink loop", "loop")
 
 
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    run = ["simulate", write(tmp_path), "--strategy=megatron", "--steps=1", "-o", "\udcfe"]
+    assert_refused(run, tmp_path, "\\udcfe", "is no Unicode text")
+
+
 TRAINING = "training: {global_batch: 8, microbatch: 2}\n"
 
 BAD_FORESEEN = {
@@ -511,6 +516,13 @@ def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line == "ropebridge: the results cannot be written to the standard output: No space left on device"
+
+
+def test_a_closed_output_is_told_in_one_line() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "traces", "show", "absent.csv"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the standard output is closed" in done.stderr
 
 
 def test_a_device_of_another_kind_is_not_trained_on_without_a_word(tmp_path: Path) -> None:
