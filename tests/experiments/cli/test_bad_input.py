@@ -1,5 +1,7 @@
 """Wrong input through the real command: exit status 2, one message, no traceback, nothing half-written."""
 
+# size: one table after another of wrong files and words, each with what is said of it
+
 import json
 import subprocess
 from collections.abc import Callable
@@ -466,7 +468,8 @@ def test_odd_files_and_places(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     assert_refused(["simulate", path, "--plan", deep], tmp_path, "deep.json", "nested too deeply")
     assert_refused(["traces", "show", deep], tmp_path, "deep.json")
-    assert_refused(["simulate", path, "--strategy=megatron", "-o", "."], tmp_path, "this path exists already")
+    for place in (".", "/"):
+        assert_refused(["simulate", path, "--strategy=megatron", "-o", place], tmp_path, "this path exists already")
     assert_refused(["simulate", "x" * 300], tmp_path, "unknown scenario")
     assert_refused(["simulate", path, "--strategy=megatron", "-o", "x" * 300], tmp_path, "no folder can be made")
     assert_refused(["run", path, "--strategy=megatron", "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
