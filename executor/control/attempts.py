@@ -179,7 +179,8 @@ def with_earlier_attempts(record: RunRecord, checkpoints: Path, tell: Callable[[
         first_step = int(about["first_step"])
         earlier = list(_kept(folders[:-1], first_step, record.scenario.faults))[::-1]
     except _DAMAGES as error:
-        tell(f"the record has no earlier attempts, since their files are damaged: {error}")
+        problem = str(error).partition("\n")[0]
+        tell(f"the record has no earlier attempts, since their files are damaged: {problem}")
         return record
     return _with(earlier, record, first_step, began_s, tell)
 

@@ -31,6 +31,9 @@ _WRONG_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOT
 # a verb imports, of which nothing is garbage.
 COLLECTIONS = (50_000, 10, 10)
 
+# What Python tells by a RuntimeError, and the exit status: a path that leads to itself, no more threads.
+_REFUSALS = {"Symlink loop": 2, "can't start new thread": 1}
+
 # The groups of verbs in `--help`, in the order in which a new user needs them.
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
@@ -198,6 +201,9 @@ def main() -> None:
     """Run the command; exit with 0 on success, 1 on a failed run, 2 on wrong input."""
     raise_when_interrupted()
     gc.set_threshold(*COLLECTIONS)
+    if sys.stdout is None:
+        tell("ropebridge: the standard output is closed; give it a file, such as /dev/null")
+        sys.exit(2)
     # A terminal without the characters of a sparkline gets question marks, not a traceback.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -220,9 +226,18 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         sys.exit(_tell_of_system(error))
+    except UnicodeEncodeError as error:
+        tell(f"ropebridge: {error.object[:100]!a} is no Unicode text; write names in UTF-8")
+        sys.exit(2)
     except MemoryError as error:
         tell(f"ropebridge: the memory does not suffice: {_reason(error)}; ask for less in one command")
         sys.exit(1)
+    except RuntimeError as error:
+        status = next((status for start, status in _REFUSALS.items() if str(error).startswith(start)), None)
+        if status is None:
+            raise
+        tell(f"ropebridge: {printable(str(error))}; check the {'paths' if status == 2 else 'limits'} of the command")
+        sys.exit(status)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Never
@@ -29,8 +30,9 @@ def say(text: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line about progress or errors on the standard error."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line about progress or errors on the standard error; one that is closed or full changes nothing else."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

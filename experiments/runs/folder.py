@@ -50,7 +50,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         try:
             taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
             # Folders above the target are made only when it is complete, so that a failed run leaves none.
-            ground = next(parent for parent in target.parents if os.path.lexists(parent))
+            ground = next((parent for parent in target.parents if os.path.lexists(parent)), target)
             if taken:
                 advice = "name a new folder, or remove it first"
                 raise InputError("this path exists already", where=str(target), valid=advice)

@@ -1,6 +1,7 @@
 """The verb ``ropebridge sweep``: simulates a scenario with many values of parameters, into one table."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,11 +61,14 @@ def carry_out_in(
 ) -> Result:
     """Carry out a study, or the part of it that is not done yet, in a folder; see `carry_out` for the rest.
 
+    If every point fails, a new folder is removed: the corrected study would be refused there.
+
     Raises:
         InputError: The folder holds anything but this study.
         RunError: Every point failed.
     """
     check_folder(place, study.sweep)
+    missing = [each for each in (place, *place.parents) if not each.exists()]
     made = make_engine(engine, jobs or usable_cores(), place, study.sweep.slurm)
     try:
         result = carry_out_study(study, place, made, showing_sweep, failed_again=failed_again)
@@ -72,6 +76,8 @@ def carry_out_in(
         tell(f"finished points are kept in {place}; the same command carries out the rest")
         raise
     if result.failed == result.points:
+        for each in missing[-1:]:
+            shutil.rmtree(each, ignore_errors=True)
         raise RunError(f"none of {result.points} points could be carried out; the first: {result.first_error}")
     return result
 

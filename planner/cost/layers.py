@@ -88,8 +88,6 @@ def _layer_bytes(scenario: Scenario, degree: int) -> tuple[Floats, Floats, Float
     )
 
 
-# Of a model with a thousand layers, each of the arrays takes 8 MB.
-@lru_cache(maxsize=256)
 def range_memory(
     scenario: Scenario, samples: int, degree: int = 1, *, recompute: bool = False
 ) -> tuple[Floats, Floats]:
@@ -102,6 +100,11 @@ def range_memory(
         Two arrays of shape [layers + 1, layers + 1], indexed by first layer and end layer (exclusive): bytes with no
         microbatch in flight, and bytes that each microbatch in flight adds. Entries of empty ranges are 0.
     """
+    kept = _kept_memory if len(scenario.model.layers) <= _FEW_LAYERS else _large_memory
+    return kept(scenario, samples, degree, recompute)
+
+
+def _range_memory(scenario: Scenario, samples: int, degree: int, recompute: bool) -> tuple[Floats, Floats]:
     layers = scenario.model.at_degree(degree).layers
     _, states, activations = (each[None, :] - each[:, None] for each in _layer_bytes(scenario, degree))
     outputs = np.array([0.0, *(layer.saved_output_bytes for layer in layers)])
@@ -120,6 +123,11 @@ def range_memory(
         saved = np.broadcast_to(np.array(inputs)[:, None], states.shape)
     resident = effects.framework_bytes + states + np.round(workspace) + samples * np.maximum(0.0, activations - saved)
     return np.triu(resident, 1), np.triu(samples * saved, 1)
+
+
+# Of a model with a thousand layers, each of the arrays takes 8 MB: fewer are kept.
+_FEW_LAYERS = 200
+_kept_memory, _large_memory = lru_cache(maxsize=256)(_range_memory), lru_cache(maxsize=16)(_range_memory)
 
 
 def mean_compute_s(scenario: Scenario, samples: int) -> Floats:

@@ -34,6 +34,8 @@ class EventFile(EventParts):
 
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path.name} is no file")
         self._file = pq.ParquetFile(path, read_dictionary=sorted(TEXTS))
         schema = pq.read_schema(path)
         if schema != SCHEMA:

@@ -15,13 +15,18 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from planner.files.documents import plain, read_json
+from planner.scenario.convergence import LossLaw
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, check_countable
+from planner.scenario.size_curve import SizeCurve
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
 _FAULTS: Mapping[str, type[Fault]] = {"absence": Absence, "hang": Hang, "link outage": LinkOutage}
 _FAULT_NAMES = {kind: name for name, kind in _FAULTS.items()}
+
+# What is not a quantity, and may be below zero: coefficients.
+_SIGNED = (LossLaw, SizeCurve)
 
 
 def write_resolved_scenario(scenario: Scenario, path: Path) -> None:
@@ -39,6 +44,7 @@ def read_resolved_scenario(path: Path) -> Scenario:
     """
     try:
         scenario: Scenario = _build(Scenario, read_json(path))
+        check_countable(scenario)
     except FileNotFoundError:
         raise InputError("there is no such file", where=str(path), valid="name the folder of a run") from None
     except InputError as error:
@@ -62,15 +68,30 @@ def _build(kind: Any, value: Any) -> Any:
         return _build(_FAULTS[value["fault"]], {key: each for key, each in value.items() if key != "fault"})
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _field_types(kind)
+        if kind not in _SIGNED:
+            for key, each in value.items():
+                if isinstance(each, int | float) and not each >= 0:
+                    raise ValueError(f"{key} is {each}; it must be 0 or more")
         return kind(**{key: _build(hints[key], each) for key, each in value.items()})
     arguments = get_args(kind)
     if get_origin(kind) is tuple:
         return tuple(_build(arguments[0], each) for each in value)
     if get_origin(kind) is Mapping:
         return {arguments[0](key): _build(arguments[1], each) for key, each in value.items()}
-    if get_origin(kind) is UnionType and value is not None:
+    if get_origin(kind) is UnionType and value is not None and type(value) not in arguments:
         return _build(_member(arguments, value), value)
+    _check_plain(kind, value)
     return value
+
+
+def _check_plain(kind: Any, value: Any) -> None:
+    """Raise ValueError for text or a number of another type than that of its field, and for NaN."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if kind in (str, int, float, bool) and type(value) is not kind:
+        raise ValueError(f"{str(value)[:40]!r} is not a value of type {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
 
 
 def _member(kinds: tuple[Any, ...], value: Any) -> Any:

@@ -16,7 +16,7 @@ from planner.files.parsing import Name, Part, file_entry, parse
 from planner.files.training import TrainingEntry, read_training
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, check_countable
 from traces.common.errors import InputError, find_by_name, unknown_name
 
 # Number of training samples in a region.
@@ -73,7 +73,12 @@ def scenario_in(document: Document) -> Scenario:
     effects = read_effects(document, cluster)
     faults = read_faults(Part(document, "faults"), cluster) if "faults" in value else ()
     data = _data(Part(document, "data"), cluster) if "data" in value else {}
-    return Scenario(name, cluster, model, training, code, effects, faults, data)
+    scenario = Scenario(name, cluster, model, training, code, effects, faults, data)
+    try:
+        check_countable(scenario)
+    except InputError as error:
+        raise error.within(str(path)) from None
+    return scenario
 
 
 def _refuse_no_work(model: ModelProfile, cluster: Cluster, document: Document) -> None:

@@ -108,6 +108,21 @@ class Scenario:
     data: Mapping[str, int] = field(default_factory=dict)
 
 
+# Bytes of a step above which a model is refused: arrays count bytes in 64 bits, and also add them up.
+_MOST_BYTES = 2**60
+
+
+def check_countable(scenario: Scenario) -> None:
+    """Raise `InputError` if the bytes of a step's samples are too many to be counted in 64 bits."""
+    training = scenario.training
+    for layer in scenario.model.layers:
+        sizes = (layer.parameter_bytes, layer.output_bytes, layer.activation_bytes, layer.saved_output_bytes)
+        if max(sizes) * training.largest_batch * len(scenario.model.layers) > _MOST_BYTES:
+            problem = f"layer '{layer.name}' has {max(sizes):.3g} B, in a batch of {training.largest_batch:,} samples"
+            valid = f"{_MOST_BYTES:.3g} B at most for all layers and samples of a step"
+            raise InputError(problem, where=f"model '{scenario.model.name}'", valid=valid)
+
+
 def code_to_train(scenario: Scenario) -> Code:
     """Return the code of a scenario's model; raise `InputError` if there is none."""
     if scenario.code is None:

@@ -117,6 +117,9 @@ class Optimizer:
         momentum: Share of the previous update that is added to the next, 0 to 1; only for ``momentum``.
         weight_decay: Weight decay as torch.optim defines it for this optimizer, without unit.
         schedule: Factor on ``learning_rate`` over the steps.
+
+    Raises:
+        InputError: The update rule is unknown.
     """
 
     name: str = "sgd"
@@ -124,6 +127,9 @@ class Optimizer:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: LearningRateSchedule = field(default_factory=LearningRateSchedule)
+
+    def __post_init__(self) -> None:
+        find_by_name(self.name, OPTIMIZER_STATES, "optimizer", where="optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +283,9 @@ class Training:
             for those of ``framework``. The tensors of a run do not depend on them.
         framework: The framework whose rule gives these bytes, one of `planner.cost.parameter_memory.FRAMEWORKS`.
         convergence: How the loss of this task falls by methods of synchronisation; None if it was never measured.
+
+    Raises:
+        InputError: The precision is unknown, or a step has no samples.
     """
 
     global_batch: int
@@ -291,6 +300,11 @@ class Training:
     bytes_per_parameter: float | None = None
     framework: str = "torch"
     convergence: LossLaw | None = None
+
+    def __post_init__(self) -> None:
+        find_by_name(self.precision, PRECISIONS, "precision", where="precision")
+        if self.global_batch < 1:
+            raise InputError(f"{self.global_batch} samples are no batch", "global_batch", "give 1 or more")
 
     @property
     def largest_batch(self) -> int:

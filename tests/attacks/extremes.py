@@ -13,6 +13,7 @@ import typer.main
 import yaml
 
 from experiments.cli.app import app
+from experiments.cli.options import POLICIES, SCHEDULES, STRATEGIES
 from planner.files.documents import parse_yaml
 from tests.attacks.mutations import ODD, TEXTS, places
 
@@ -25,6 +26,9 @@ AMOUNTS = (
 )
 UNITS = ("ns", "us", "ms", "s", "min", "h", "bit/s", "kbit/s", "Mbit/s", "Gbit/s", "GB/s", "B", "kB", "MB", "GiB", "TB")
 MORE_UNITS = ("FLOP", "GFLOP", "TFLOP/s", "", "parsec", "S", "Mb/s", "mb", "%")
+
+# What options name.
+_NAMES = {"strategy": STRATEGIES, "schedule": SCHEDULES, "policy": POLICIES, "policies": POLICIES, "rivals": STRATEGIES}
 
 _QUANTITY = re.compile(r"-?[\d.]+(?:e[+-]?\d+)? ?(\S+)")
 
@@ -123,8 +127,25 @@ def _text_for(option: Any, random: Random) -> str:
         return str(random.choice((*WHOLE, *REAL)))
     if kind is float:
         return str(random.choice((*WHOLE, *REAL, *ENDLESS)))
+    if option.name in _NAMES and random.random() < 0.5:
+        return random.choice(_NAMES[option.name])
     if kind is Path:
-        return random.choice((".", "plan.json", "plain.yaml", "run", "link.csv", "absent/file", "policy.py", "x" * 300))
+        return random.choice(
+            (
+                "loop",
+                "\udcfe",
+                "/dev/full",
+                "/proc/absent",
+                ".",
+                "plan.json",
+                "plain.yaml",
+                "run",
+                "link.csv",
+                "absent/file",
+                "policy.py",
+                "x" * 300,
+            )
+        )
     return random.choice(
         (extreme_quantity(random), extreme_quantity(random, "s"), f"k={extreme_quantity(random)}", "a,b", "none", "")
     )

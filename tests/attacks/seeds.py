@@ -3,10 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from planner.scenario.convergence import published_law
 from tests.helpers.processes.command import ropebridge
+
+READY = Path(__file__).parents[2] / "experiments" / "scenarios"
 
 # Two regions with everything that a scenario can describe, each part small.
 SCENARIO = """\
@@ -213,8 +216,22 @@ IPERF = {
     "end": {},
 }
 
+LAW = asdict(published_law(10**8, 64))
+CONVERGENCE = {
+    "version": 1,
+    "model": "tiny",
+    "task": "made up",
+    "global_batch": 8,
+    "runs": [],
+    "law": {**LAW, "draws": LAW["draws"][:10]},
+}
+TO_LOSS = PLAIN.replace("microbatch: 2}", "microbatch: 2, convergence: loss.json}")
+
 FILES = {
     "small.yaml": SCENARIO,
+    "to-loss.yaml": TO_LOSS,
+    "loss.json": json.dumps(CONVERGENCE),
+    **{each.name: each.read_text().replace("../models", "models") for each in sorted(READY.glob("*.yaml"))},
     "model.yaml": MODEL,
     "plain.yaml": PLAIN,
     "imported.yaml": IMPORTED,
@@ -261,6 +278,8 @@ JOB_FILES = ("scenario.json", "plan.json", "run.json", "hosts.json", "key", "env
 
 DEPLOY = "deploy plain.yaml --plan plan.json --hosts hosts.yaml -o job-1 --compute paced --target"
 
+TO_LOSS_PLAN = "plan to-loss.yaml --strategy auto --objective"
+
 COMMANDS = (
     _command("simulate small.yaml --strategy megatron --steps 2 -o out", *SMALL),
     _command("simulate small.yaml --strategy ddp --steps 3 --policy cannikin --backup-every 1", *SMALL),
@@ -269,6 +288,11 @@ COMMANDS = (
     _command("simulate plain.yaml --strategy megatron --duration 2s", "plain.yaml"),
     _command("plan plain.yaml --strategy cloudless --json", "plain.yaml"),
     _command("plan plain.yaml -o out.json", "plain.yaml"),
+    _command("plan cloud-edge-end.yaml", "cloud-edge-end.yaml", "gpt-768.yaml"),
+    _command("plan four-sites.yaml --strategy auto --explain", "four-sites.yaml", "gpt-small.yaml"),
+    _command("simulate digits.yaml --strategy ddp --steps 2", "digits.yaml", "digits-mlp.yaml"),
+    _command(f"{TO_LOSS_PLAN} time-to-loss --loss 3.5", "to-loss.yaml", "loss.json", "loss.json"),
+    _command("simulate run/scenario.json --strategy megatron --steps 1 -o out", "run/scenario.json"),
     _command("plan imported.yaml --strategy megatron", "imported.yaml", "box.yaml", "config.json"),
     _command("simulate imported.yaml --strategy dapple --steps 1", "imported.yaml", "box.yaml", "config.json"),
     _command("simulate plain.yaml --plan plan.json --steps 2 -o out", "plan.json"),
@@ -324,6 +348,8 @@ COMMANDS = (
 
 def write_seeds(folder: Path) -> None:
     """Write all files into a folder, and those that commands make of them."""
+    shutil.copytree(READY.parent / "models", folder / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(READY / "llama-7b-config.json", folder)
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "traces").mkdir()

@@ -79,6 +79,7 @@ def problems(done: Done, before: Mapping[str, object], after: Mapping[str, objec
 
 def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str], str]:
     """Spoil one of a command's files, or one of its arguments; return the arguments, and what was spoiled."""
+    (folder / "loop").symlink_to("loop")
     name = random.choice(command.spoiled)
     path, way = (
         folder / name,
@@ -95,7 +96,10 @@ def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str
             os.chdir(here)
     if way == "arguments":
         words = [*command.arguments]
-        place = random.randrange(len(words))
+        place, other = random.randrange(len(words)), random.randrange(len(words))
+        if random.random() < 0.3:
+            words[place:place] = words[other : other + 2]
+            return words, f"argument {other} is given again as {place}"
         # A null byte cannot be in an argument; and no command may write outside of the folder.
         texts = [text.replace("\0", "") for text in TEXTS if not text.startswith(("/", "~", ".."))]
         words[place] = random.choice(("-o", "--steps", ".", "small.yaml", "run", "999999999", *texts))

@@ -185,9 +185,10 @@ def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     if stat.S_ISFIFO(status.st_mode):
         content = _read_pipe(path, most_bytes + 1)
     else:
-        with path.open("rb") as file:
+        # Otherwise reading the kernel's log in /proc would wait for its next line.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             # One byte more than is allowed: files of the system, such as those in /proc, have no size.
-            content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1)
+            content = b"" if status.st_size > most_bytes else file.read(most_bytes + 1) or b""
     if max(len(content), status.st_size) > most_bytes:
         raise InputError(f"has more than {size_text(most_bytes)}", valid="is this the right file?")
     return content

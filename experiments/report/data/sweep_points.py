@@ -115,6 +115,8 @@ def read_swept_table(folder: Path) -> SweptTable:
     """
     try:
         described = read_json(folder / SWEEP)
+        if (folder / TABLE).exists() and not (folder / TABLE).is_file():
+            raise ValueError(f"{TABLE} is no file")
         rows = pq.read_table(folder / TABLE).to_pylist()
         # Folders of earlier versions have no kind.
         return SweptTable(folder.resolve().name, described.get("kind", "sweep"), rows, _settings(described))

@@ -39,13 +39,24 @@ from planner.step.graph import Floats, Ints
 # module's docstring); 1F1B's number, that of the stages from this one to the last; or one.
 Depth = Literal["hiding", "plain", "one"]
 
+# Most parts of a model between which it is divided: all layers of nearly every model.
+MOST_PARTS = 160
+
+
+def split_points(scenario: Scenario) -> Ints:
+    """Return the layers at which a stage may begin, followed by the number of layers, [parts + 1]."""
+    layers = len(scenario.model.layers)
+    parts = min(layers, MOST_PARTS)
+    return np.arange(parts + 1) * layers // parts
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitProblem:
     """Costs of every range of layers on every stage.
 
     A range of layers is given by two indices, its first layer and the layer after its last one (the end layer); both
-    are between 0 and the number of layers. "The link after a stage" leads to the next stage.
+    are between 0 and the number of layers, or indices of `split_points`. "The link after a stage" leads to the next
+    stage.
 
     Attributes:
         compute_s: Time of one microbatch, forward and backward, seconds, [stages, first layer, end layer]; infinite for
@@ -160,7 +171,8 @@ Replicas = tuple[Replica, ...]
 def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches: Sequence[int]) -> SplitProblem:
     """Return the costs of pipelines whose stages are held by the given replicas, at declared bandwidths.
 
-    A stage takes as long as its slowest replica. Flows between two stages that start together share links.
+    Ranges of layers are given by the indices of `split_points`. A stage takes as long as its slowest replica. Flows
+    between two stages that start together share links.
 
     Args:
         scenario: Scenario that gives times, sizes, memory and links.
@@ -174,20 +186,21 @@ def split_problem(scenario: Scenario, devices: Sequence[Replicas], microbatches:
         np.array([_compute_s(stage, samples, scenario) for stage in stages]),
         np.array([_sync_s(stage, scenario) for stage in stages]),
         np.array([_room(stage, microbatches, scenario) for stage in stages]),
-        np.array([transfer_s for transfer_s, _ in boundaries]).reshape(-1, layers + 1),
+        np.array([transfer_s for transfer_s, _ in boundaries]).reshape(-1, *_shape(scenario)[1:]),
         np.array([latency_s for _, latency_s in boundaries]),
         len(microbatches),
     )
 
 
 def _boundary_cost(left: Stage, right: Stage, samples: int, scenario: Scenario) -> tuple[Floats, float]:
-    """Return the transmission time of each end layer's output, seconds, [layers + 1], and the latency, seconds.
+    """Return the transmission time of each end layer's output, seconds, [parts + 1], and the latency, seconds.
 
     Both are those of the slower direction.
     """
     directions = [boundary_flows(left, right, samples), boundary_flows(right, left, samples)]
     # Jitter depends on the size of a message, but little: the latency is that of the largest output.
-    sizes = samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
+    outputs = np.array([0, *(layer.output_bytes for layer in scenario.model.layers)], np.float64)
+    sizes = samples * outputs[split_points(scenario)]
     shares = [each for flows in directions for each in flows.items()]
     delays_s = (nominal_path(scenario, *pair).propagation_s(share * sizes.max()) for pair, share in shares)
     return np.maximum(*(transfer_times_s(flows, sizes, scenario) for flows in directions)), max(delays_s, default=0.0)
@@ -197,7 +210,7 @@ def _compute_s(stage: Stage, samples: int, scenario: Scenario) -> Floats:
     slowest_s = np.zeros(_shape(scenario))
     for replica, (first, end) in zip(stage.replicas, stage.intervals(samples), strict=True):
         kind = scenario.cluster.by_name[replica.device].kind
-        until_s = layer_table(scenario, kind, end - first).compute_s
+        until_s = layer_table(scenario, kind, end - first).compute_s[split_points(scenario)]
         slowest_s = np.maximum(slowest_s, until_s[None, :] - until_s[:, None])
     slowest_s += launches_s(scenario)
     return np.where(_is_range(scenario), slowest_s, np.inf)
@@ -209,7 +222,7 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
     if not flows:
         return np.zeros(_shape(scenario))
     kind = scenario.cluster.by_name[stage.replicas[0].device].kind
-    until = layer_table(scenario, kind, 1).parameter_bytes
+    until = layer_table(scenario, kind, 1).parameter_bytes[split_points(scenario)]
     rounds = 2 * (len(flows) - 1)
     part = float(until[-1]) / len(flows)
     latency_s = rounds * max(nominal_path(scenario, *pair).propagation_s(part) for pair in flows)
@@ -219,9 +232,9 @@ def _sync_s(stage: Stage, scenario: Scenario) -> Floats:
 
 
 def _room(stage: Stage, microbatches: Sequence[int], scenario: Scenario) -> Ints:
-    room = np.full(_shape(scenario), len(microbatches), np.int64)
+    room, ranges = np.full(_shape(scenario), len(microbatches), np.int64), np.ix_(*2 * (split_points(scenario),))
     for replica, samples in zip(stage.replicas, stage.most_samples(microbatches), strict=True):
-        resident, saved = range_memory(scenario, samples)
+        resident, saved = (each[ranges] for each in range_memory(scenario, samples))
         free = scenario.cluster.by_name[replica.device].memory_bytes - resident
         fits = np.where(saved > 0, free // np.maximum(saved, 1.0), len(microbatches))
         room = np.minimum(room, np.where(free >= 0, fits, 0).astype(np.int64))
@@ -229,7 +242,7 @@ def _room(stage: Stage, microbatches: Sequence[int], scenario: Scenario) -> Ints
 
 
 def _shape(scenario: Scenario) -> tuple[int, int]:
-    return (len(scenario.model.layers) + 1,) * 2
+    return (len(split_points(scenario)),) * 2
 
 
 def _is_range(scenario: Scenario) -> NDArray[np.bool_]:

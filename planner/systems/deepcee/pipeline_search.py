@@ -22,7 +22,7 @@ from planner.plan.plan import Pipeline, Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.device_groups import Group, model_time_s
-from planner.systems.deepcee.layer_split import Depth, Replicas, SplitProblem, split_layers, split_problem
+from planner.systems.deepcee.layer_split import Depth, Replicas, SplitProblem, split_layers, split_points, split_problem
 
 # Most microbatches of a step. With 64, the fill and drain of the pipeline hardly matter, and ordering actions is quick.
 MOST_MICROBATCHES = 64
@@ -104,7 +104,7 @@ class PipelineSearch:
         return [count for count in range(1, most + 1) if batch % count == 0 or count & (count - 1) == 0]
 
     def _make(self, shape: Shape) -> Candidate | None:
-        if sum(shape.stages) > len(self._scenario.model.layers):
+        if sum(shape.stages) >= len(split_points(self._scenario)):
             return None
         devices = [
             self._replicas(part)
@@ -136,7 +136,8 @@ class PipelineSearch:
         microbatches: tuple[int, ...],
     ) -> Candidate | None:
         first, end, index = list(bounds[:-1]), list(bounds[1:]), np.arange(len(devices))
-        stages = [Stage(*layers, replicas, 1) for layers, replicas in zip(pairwise(bounds), devices, strict=True)]
+        layers = pairwise(split_points(self._scenario)[[*bounds]].tolist())
+        stages = [Stage(*each, replicas, 1) for each, replicas in zip(layers, devices, strict=True)]
         compute_s, transfer_s = problem.compute_s[index, first, end], problem.transfer_s[index[:-1], end[:-1]]
         wanted = plain_depths(len(stages))
         if self._hides_latency:

@@ -1,5 +1,7 @@
 """Wrong input through the real command: exit status 2, one message, no traceback, nothing half-written."""
 
+# size: one table after another of wrong files and words, each with what is said of it
+
 import json
 import subprocess
 from collections.abc import Callable
@@ -9,6 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from planner.files.resolved_scenario import write_resolved_scenario
+from planner.files.scenario import read_scenario
 from tests.helpers.processes.command import COMMAND, ropebridge
 
 SCENARIO = """
@@ -113,6 +117,7 @@ BAD_SCENARIOS = {
         ["small.yaml:13", "training", "nowhere.yaml", "no such file"],
     ),
     "not YAML": ([("[west, east]", "[west, east")], ["small.yaml:", "not YAML"]),
+    "more bytes than 64 bits count": ([("output: 1 MB", "output: 1e12 TB")], ["small.yaml", "1e+24 B", "8 samples"]),
 }
 
 
@@ -121,6 +126,40 @@ def test_a_wrong_scenario(case: str, tmp_path: Path) -> None:
     changes, expected = BAD_SCENARIOS[case]
     path = write(tmp_path, *changes)
     assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, *expected)
+
+
+BAD_RESOLVED = {
+    "an unknown optimizer": ('"name": "sgd"', '"name": "."', "unknown optimizer '.'"),
+    "an unknown precision": ('"precision": "fp32"', '"precision": "fp"', "unknown precision 'fp'"),
+    "no samples": ('"global_batch": 8', '"global_batch": 0', "0 samples are no batch"),
+    "text for a number": ('"latency_s": 0.01', '"latency_s": "0.01"', "'0.01' is not a value of type float"),
+    "a fraction of a sample": ('"global_batch": 8', '"global_batch": 8.5', "'8.5' is not a value of type int"),
+    "a number below zero": ('"bandwidth_bps": 100000000.0', '"bandwidth_bps": -5.0', "bandwidth_bps is -5.0"),
+    "no number": ('"latency_s": 0.01', '"latency_s": NaN', "latency_s is nan"),
+    "too many bytes": ('"output_bytes": 1000000', f'"output_bytes": {10**30}', "1e+30 B"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RESOLVED)
+def test_a_wrong_resolved_scenario(case: str, tmp_path: Path) -> None:
+    old, new, expected = BAD_RESOLVED[case]
+    path = tmp_path / "scenario.json"
+    write_resolved_scenario(read_scenario(write(tmp_path)), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert_refused(["simulate", path, "--strategy=megatron", "-o", tmp_path / "run"], tmp_path, str(path), expected)
+
+
+def test_a_path_that_leads_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    deployed = ["deploy", write(tmp_path), "--strategy=megatron", "--target=ssh", "--hosts=hosts.yaml", "-o", "loop"]
+    assert_refused(deployed, tmp_path, "Symlink loop", "loop")
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    run = ["simulate", write(tmp_path), "--strategy=megatron", "--steps=1", "-o", "\udcfe"]
+    assert_refused(run, tmp_path, "\\udcfe", "is no Unicode text")
 
 
 TRAINING = "training: {global_batch: 8, microbatch: 2}\n"
@@ -429,7 +468,8 @@ def test_odd_files_and_places(tmp_path: Path) -> None:
     deep.write_text("[" * 100_000)
     assert_refused(["simulate", path, "--plan", deep], tmp_path, "deep.json", "nested too deeply")
     assert_refused(["traces", "show", deep], tmp_path, "deep.json")
-    assert_refused(["simulate", path, "--strategy=megatron", "-o", "."], tmp_path, "this path exists already")
+    for place in (".", "/"):
+        assert_refused(["simulate", path, "--strategy=megatron", "-o", place], tmp_path, "this path exists already")
     assert_refused(["simulate", "x" * 300], tmp_path, "unknown scenario")
     assert_refused(["simulate", path, "--strategy=megatron", "-o", "x" * 300], tmp_path, "no folder can be made")
     assert_refused(["run", path, "--strategy=megatron", "-o", tmp_path / "a" / "b" / "run"], tmp_path, "no code")
@@ -483,6 +523,13 @@ def test_results_that_cannot_be_written_are_told_in_one_line(verb: str) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line == "ropebridge: the results cannot be written to the standard output: No space left on device"
+
+
+def test_a_closed_output_is_told_in_one_line() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "traces", "show", "absent.csv"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the standard output is closed" in done.stderr
 
 
 def test_a_device_of_another_kind_is_not_trained_on_without_a_word(tmp_path: Path) -> None:

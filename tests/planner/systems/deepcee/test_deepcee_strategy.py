@@ -11,6 +11,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer, Training
+from planner.systems.deepcee import layer_split
 from planner.systems.deepcee.strategy import Mechanisms, deepcee, dynamic_step_time_s
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
@@ -53,6 +54,17 @@ def test_each_region_is_entered_once_and_replicas_share_a_region(mixed: bool) ->
     for stage in plan.pipelines[0].stages:
         assert len({scenario.cluster.by_name[replica.device].kind for replica in stage.replicas}) == 1
     assert plan.schedule == "compact-zb"
+
+
+def test_many_layers_are_divided_between_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = three_regions()
+    exact_s = dynamic_step_time_s(make_plan("deepcee", scenario), scenario)
+    monkeypatch.setattr(layer_split, "MOST_PARTS", 6)
+    plan = make_plan("deepcee", scenario)
+    check_plan(plan, scenario)
+    assert all(stage.first_layer % 2 == 0 for stage in plan.stages)
+    assert len(plan.stages) > 1
+    assert exact_s <= dynamic_step_time_s(plan, scenario) < 1.5 * exact_s
 
 
 def test_regions_behind_a_slow_link_are_left_out() -> None:
