@@ -63,7 +63,16 @@ def _carried_out_s(plan: Plan, scenario: Scenario, counts: Sequence[int]) -> lis
     flows, ends_s = _flows(step, scenario, lines, network, *times), []
     for count in counts:
         graph, action, message = repeated(step.graph, count)
-        of_steps = Flows(*(each[message] for each in flows))
+        of_steps = Flows(
+            flows.transmission_s[message],
+            flows.bits[message],
+            flows.ceiling_bps[message],
+            flows.latency_s[message],
+            flows.blocking[message],
+            flows.sender[message],
+            flows.copy_out_s[message],
+            flows.copy_in_s[message],
+        )
         ends_s.append(float(carry_out(graph, network, step.actions.duration_s[action], of_steps)))
         if ends_s[-1] == np.inf:
             # The order deadlocks, which the error says.
