@@ -59,6 +59,47 @@ class StepGraph(NamedTuple):
         return len(self.receiver)
 
 
+def repeated(graph: StepGraph, times: int) -> tuple[StepGraph, Ints, Ints]:
+    """Return the graph of several equal steps in a row, each actor going on with the next one when it is done.
+
+    Returns:
+        The graph; the action of ``graph`` that each of its actions repeats; and the same of its messages.
+    """
+    of_message = graph.first_sent[graph.first_action]
+    of_received = graph.first_received[graph.first_action]
+    action, _ = _in_a_row(graph.first_action, times)
+    message, message_step = _in_a_row(of_message, times)
+    entry, entry_step = _in_a_row(of_received, times)
+    number = np.empty((times, graph.messages), np.int64)
+    number[message_step, message] = np.arange(len(message))
+    several = StepGraph(
+        times * graph.first_action,
+        _bounds(np.diff(graph.first_received)[action]),
+        number[entry_step, graph.received[entry]],
+        _bounds(np.diff(graph.first_sent)[action]),
+        graph.receiver[message],
+        graph.channel[message],
+        graph.channel_sender,
+        graph.channel_receiver,
+    )
+    return several, action, message
+
+
+def _in_a_row(first: Ints, times: int) -> tuple[Ints, Ints]:
+    """Return the members of groups, each group several times in a row, and the repetition of each, from 0.
+
+    ``first`` has the first member of each group, and last the number of members, [groups + 1].
+    """
+    sizes = np.repeat(np.diff(first), times)
+    step = np.repeat(np.tile(np.arange(times), len(first) - 1), sizes)
+    member = np.arange(sizes.sum()) + np.repeat(np.repeat(first[:-1], times) - _bounds(sizes)[:-1], sizes)
+    return member, step
+
+
+def _bounds(sizes: Ints) -> Ints:
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+
 @njit(cache=True)
 def walk(graph: StepGraph) -> tuple[Ints, Ints, Ints]:
     """Return a topological order of the actions.

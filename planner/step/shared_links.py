@@ -8,6 +8,7 @@ step; for the dynamic order, this is the order on idle links.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, makespan_s, message_times, nominal_paths
 from planner.step.flows import Flows, Network, carry_out
-from planner.step.graph import Floats
+from planner.step.graph import Floats, repeated
 
 
 def shared_step_time_s(plan: Plan, scenario: Scenario) -> float:
@@ -30,17 +31,53 @@ def shared_step_time_s(plan: Plan, scenario: Scenario) -> float:
     Raises:
         InputError: The order of actions deadlocks.
     """
+    return _carried_out_s(plan, scenario, (1,))[0]
+
+
+def steady_step_time_s(plan: Plan, scenario: Scenario) -> float:
+    """Return the time of a step of a plan in the midst of a run, seconds; arguments are those of `shared_step_time_s`.
+
+    Devices that have finished a step begin the next one while others still compute, so that a step may be shorter than
+    its makespan.
+
+    Raises:
+        InputError: The order of actions deadlocks.
+    """
+    first_s, several_s = _carried_out_s(plan, scenario, (1, 1 + _FURTHER_STEPS))
+    # Fewer digits of a difference are exact: steps that are equally long come out as equal.
+    return float(f"{(several_s - first_s) / _FURTHER_STEPS:.12g}")
+
+
+# Steps behind the first one over which `steady_step_time_s` takes the mean.
+_FURTHER_STEPS = 2
+
+
+def _carried_out_s(plan: Plan, scenario: Scenario, counts: Sequence[int]) -> list[float]:
+    """Return the time until numbers of steps are over, seconds."""
     step = compile_step(plan, scenario)
     times = message_times(step, nominal_paths(plan, scenario))
     lines = _lines(step, scenario)
     network = _network(step, scenario, lines, plan.connections)
-    if not network.alone.all():
-        flows = _flows(step, scenario, lines, network, *times)
-        step_s = float(carry_out(step.graph, network, step.actions.duration_s, flows))
-        if step_s < np.inf:
-            return step_s
-    # No links are shared, or the order deadlocks, which the error says.
-    return makespan_s(step, scenario, step.actions.duration_s, *times)
+    if network.alone.all() and set(counts) == {1}:
+        return [makespan_s(step, scenario, step.actions.duration_s, *times)] * len(counts)
+    flows, ends_s = _flows(step, scenario, lines, network, *times), []
+    for count in counts:
+        graph, action, message = repeated(step.graph, count)
+        of_steps = Flows(
+            flows.transmission_s[message],
+            flows.bits[message],
+            flows.ceiling_bps[message],
+            flows.latency_s[message],
+            flows.blocking[message],
+            flows.sender[message],
+            flows.copy_out_s[message],
+            flows.copy_in_s[message],
+        )
+        ends_s.append(float(carry_out(graph, network, step.actions.duration_s[action], of_steps)))
+        if ends_s[-1] == np.inf:
+            # The order deadlocks, which the error says.
+            ends_s[-1] = makespan_s(step, scenario, step.actions.duration_s, *times)
+    return ends_s
 
 
 # The links of each line, by its sending and receiving device.

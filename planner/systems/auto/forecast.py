@@ -123,6 +123,13 @@ class LinkForecast:
         """Samples of this regime, oldest first; if there are none, one with the declared rate and latency."""
         return tuple(self._samples) or (self.declared,)
 
+    @property
+    def expected(self) -> LinkSample:
+        """Sample of median rate of this regime; the declared one once the regime should be over, unless it was seen."""
+        if self.unseen_s > self.expected_dwell_s:
+            return self.declared
+        return sorted(self.samples, key=lambda each: each.rate_bps)[len(self.samples) // 2]
+
     def learn(self, sample: LinkSample) -> bool:
         """Add the sample of a step that used the link; return whether it begins a new regime."""
         self.unseen_s = 0.0

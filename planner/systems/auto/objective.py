@@ -1,8 +1,8 @@
 """The objective of a search for plans, and two models of a plan's step time: a detailed and a fast one.
 
 The detailed model (`contended_step_time_s`) evaluates every message, as the simulator does. The fast one
-(`approximate_step_time_s`) does the same for few devices; for more devices it evaluates one of each set of equivalent
-pipelines and adds the gradient sums in closed form.
+(`approximate_step_time_s`) does so with a single step of few devices; for more devices it evaluates one of each set of
+equivalent pipelines and adds the gradient sums in closed form.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,7 +13,7 @@ from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.shared_links import shared_step_time_s
+from planner.step.shared_links import shared_step_time_s, steady_step_time_s
 from planner.systems.auto.link_loads import link_loads_s, pipelines_s, summed_bytes, transferred_bytes
 from traces.common.errors import InputError
 
@@ -28,6 +28,9 @@ MOST_SHARED = 96
 
 # Most devices of a plan of which the detailed model evaluates every message; a ring over n devices has 2 n (n - 1).
 MOST_DETAILED = 512
+
+# Difference of two step times by rounding, as a share.
+_ROUNDING = 1e-9
 
 # Function from a plan to the time of one step, seconds.
 CostModel = Callable[[Plan], float]
@@ -89,22 +92,29 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the time of a step at constant rates, seconds, by the fast model, which evaluates few devices."""
     if len(plan.devices) <= MOST_EVALUATED:
-        return contended_step_time_s(plan, scenario)
+        return shared_step_time_s(plan, scenario)
     return pipelines_s(plan, scenario) + _gradient_sums_s(plan, scenario)
 
 
 def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
     """Return the time of a step at constant rates, seconds, by the detailed model.
 
-    Flows share links as in the simulator in plans of up to `MOST_SHARED` devices. For plans of more than
-    `MOST_DETAILED`, it is the fast model.
+    In plans of up to `MOST_SHARED` devices, flows share links as in the simulator, and devices begin the next step
+    while others still carry out this one. For plans of more than `MOST_DETAILED`, it is the fast model.
     """
     if len(plan.devices) <= MOST_SHARED:
-        return shared_step_time_s(plan, scenario)
+        return steady_step_time_s(plan, scenario)
     if len(plan.devices) > MOST_DETAILED:
         return approximate_step_time_s(plan, scenario)
     loads_s = link_loads_s(transferred_bytes(plan, scenario), scenario)
     return max([step_time_s(plan, scenario), *loads_s.values()])
+
+
+def is_slowed_by_sharing(plan: Plan, scenario: Scenario) -> bool:
+    """Return whether a step takes longer because messages share links, by the detailed model."""
+    is_detailed = len(plan.devices) <= MOST_SHARED
+    step_s = shared_step_time_s(plan, scenario) if is_detailed else contended_step_time_s(plan, scenario)
+    return step_s > step_time_s(plan, scenario) * (1 + _ROUNDING)
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:

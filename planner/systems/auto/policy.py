@@ -11,6 +11,9 @@ A change that moves no layers (other depths, microbatches or orders) costs nothi
 - The time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move.
 - The time that it would have saved since the regime began is at least the time of the move.
 
+No move is made that the budget of regret (`planner.adapt.regret`) cannot pay. When what is left only just pays
+the way back to the first plan of the run, the policy returns to it, if that costs less than to stay.
+
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
 (`planner.systems.auto.probing`), for a limited share of the run. The method and all thresholds are our own.
 """
@@ -22,10 +25,11 @@ import numpy as np
 
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
+from planner.adapt.regret import RegretBudget
 from planner.cost.network import payload_bps
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_times_s
+from planner.step.evaluate import step_time_s, step_times_s
 from planner.systems.auto.forecast import (
     LEAST_BPS,
     LinkForecast,
@@ -50,6 +54,9 @@ LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 # Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
 SLOW = 1 / 2
 COLLAPSED = 1 / 32
+
+# Share of its declared rate that a link is assumed to have at least before it has been seen.
+UNSEEN = 1 / 8
 
 # Least ratio of the time that moving layers is expected to save to the time that the move takes.
 SAFETY = 2.0
@@ -90,6 +97,10 @@ class AutoPolicy:
         self.portfolio = Portfolio(scenario, search)
         self._bias = PredictionBias()
         self._before: Observation | None = None
+        self._regret: RegretBudget | None = None
+        # The way back to the first plan from a plan, and when it was computed, seconds.
+        self._back_of: Plan | None = None
+        self._back_s = self._back_at_s = 0.0
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0
         self._incumbent: Plan | None = None
@@ -110,16 +121,24 @@ class AutoPolicy:
             return None
         if self._before is None:
             self.portfolio.add(plan)
+            self._regret = RegretBudget(plan)
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
             self._incumbent = None
-            return self._without(away, plan)
+            answer = self._without(away, plan)
+            if answer is not None and self._regret is not None:
+                # The first plan cannot go on either.
+                self._regret.first = answer
+            return answer
         if observation.gone:
             return None
         changed = self._learn(observation)
         if observation.plan != plan:
             # The observed step ran with an earlier plan.
             return None
+        back = self._when_spent(plan, away)
+        if back is not None:
+            return back
         if self._incumbent is not None:
             return self._after_probe(plan, self._incumbent, away)
         if not changed and self._elapsed_s - self._reviewed_s < REVIEW_EVERY_S:
@@ -149,8 +168,52 @@ class AutoPolicy:
             paths = forecast_paths(observation.plan, self._believed, samples)
             predicted_s = float(step_times_s(observation.plan, self._scenario, [paths])[0])
             self._bias.learn(observation.plan, duration_s, predicted_s)
+        self._count(observation, duration_s, samples)
         self._before = observation
         return changed
+
+    def _count(self, observation: Observation, duration_s: float, samples: Mapping[str, LinkSample]) -> None:
+        """Take what a step has lost against the first plan from the budget of regret, or add what it has gained."""
+        if self._regret is None:
+            return
+        self._regret.elapsed_s = self._elapsed_s
+        first = self._regret.first
+        if observation.plan == first and (self._before is None or self._before.plan == first):
+            return
+        assumed = {name: samples.get(name, link.expected) for name, link in self._links.items()}
+        paths = forecast_paths(first, self._believed, assumed)
+        first_s = self._bias.factor(first) * float(step_times_s(first, self._scenario, [paths])[0])
+        count = self._regret.see if self._used(first) <= samples.keys() else self._regret.guess
+        count(duration_s, first_s)
+
+    def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
+        """Return the first plan of the run if the budget of regret only just pays the way back to it; else None.
+
+        If the loss is only at stake, links are probed first.
+        """
+        regret = self._regret
+        if regret is None or plan == regret.first or away.intersection(regret.first.devices):
+            return None
+        is_fresh = self._back_of == plan and self._elapsed_s - self._back_at_s < REVIEW_EVERY_S
+        if is_fresh and regret.left_s >= self._back_s:
+            return None
+        self._back_of, self._back_at_s = plan, self._elapsed_s
+        self._back_s = _moving_s(plan, regret.first, self._observed())
+        if regret.left_s >= self._back_s:
+            return None
+        dwell_s, _ = self._regime_s({*self._used(regret.first), *self._used(plan)})
+        if dwell_s * (1 - self._expected_s(regret.first) / self._step_s(plan)) <= self._back_s:
+            # Staying costs less than the way back; looked at again in the next review.
+            self._back_s = -math.inf
+            return None
+        if self._incumbent is None and regret.at_stake_s > 0:
+            stale = [name for name in self._used(regret.first) if self._links[name].unseen_s > 0]
+            probing = probing_plan(plan, self._scenario, stale, away)
+            if probing is not None:
+                self._incumbent, self._probe_steps = plan, 0
+                return probing
+        self._incumbent = None
+        return regret.first
 
     def _cover(self, away: frozenset[str], *, at_once: bool = False) -> None:
         """Search for plans at sets of link rates: means, lower quartiles, `COLLAPSED` of the means, and known links.
@@ -200,6 +263,8 @@ class AutoPolicy:
                 continue
             if moving_s > 0 and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
                 continue
+            if not self._can_pay(plan, other):
+                continue
             net_s = dwell_s * saved_share - moving_s
             paying_s[other] = step_s
             if net_s > best_s:
@@ -236,6 +301,12 @@ class AutoPolicy:
             for state in range(STATES)
         ]
         return float((self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)).mean())
+
+    def _expected_s(self, plan: Plan) -> float:
+        """Return the predicted time of a step on links as they are expected to be, seconds."""
+        links = {name: link.expected for name, link in self._links.items()}
+        paths = forecast_paths(plan, self._believed, links)
+        return self._bias.factor(plan) * float(step_times_s(plan, self._scenario, [paths])[0])
 
     def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
         """Return the samples of a link or, if they are stale, a single one with the declared rate and latency."""
@@ -276,6 +347,22 @@ class AutoPolicy:
             links[name] = wire / float(np.mean(seconds_per_bit)), latency_s
         return links
 
+    def _worst(self) -> Scenario:
+        """Return the scenario with links as slow as they may be during a move.
+
+        Links are as they were observed, or have `UNSEEN` of the declared rate if they were never seen.
+        """
+        links = {}
+        for name, (rate_bps, latency_s) in self._observed_links().items():
+            links[name] = rate_bps if self._links[name].age_s > 0 else UNSEEN * rate_bps, latency_s
+        return with_links(self._scenario, links)
+
+    def _can_pay(self, plan: Plan, other: Plan) -> bool:
+        """Return whether the budget of regret pays a move to ``other``; that to the first plan is free."""
+        if self._regret is None or other == self._regret.first:
+            return True
+        return _moving_s(plan, other, self._worst()) <= max(0.0, self._regret.left_s)
+
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
         wide = self._scenario.cluster.wan_links
@@ -292,6 +379,11 @@ class AutoPolicy:
         loss_s = max(0.0, self._step_s(probing) - own_s) * (LEAST_PROBE_STEPS + 2) + 2 * moving_s
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
             return None
+        worst = self._worst()
+        worst_s = (LEAST_PROBE_STEPS + 2) * step_time_s(probing, worst)
+        worst_s += _moving_s(plan, probing, worst) + _moving_s(probing, plan, worst)
+        if self._regret is not None and worst_s > self._regret.left_s:
+            return None
         self._probe_s += loss_s
         self._incumbent, self._probe_steps = plan, 0
         return probing
@@ -304,7 +396,8 @@ class AutoPolicy:
         self._cover(away)
         better = self._better(plan, incumbent, away)
         own_s = self._step_s(incumbent)
-        known = [each for each in self.portfolio.plans(away) if self._is_known(each)]
+        plans = self.portfolio.plans(away)
+        known = [each for each in plans if self._is_known(each) and self._can_pay(plan, each)]
         best_s = min((self._step_s(each) for each in known), default=math.inf)
         promising = best_s < own_s * (1 - LEAST_GAIN_OF_MOVE) and self._probe_steps < MOST_PROBE_STEPS
         if better is None and promising:

@@ -16,7 +16,6 @@ from planner.cost.synchronisation import uneven_sum
 from planner.plan.plan import ALGORITHMS, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, within_regions
-from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
 from planner.systems.asteroid.strategy import asteroid
 from planner.systems.auto.candidates.build import QUICK_ORDER, plan_of
@@ -25,7 +24,13 @@ from planner.systems.auto.candidates.mixed import find_mixes
 from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.local_search import improve
-from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
+from planner.systems.auto.objective import (
+    CostModel,
+    Objective,
+    approximate_step_time_s,
+    contended_step_time_s,
+    is_slowed_by_sharing,
+)
 from planner.systems.auto.robust import in_bad_windows, mean_step_s, robust_cost_model
 from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
@@ -116,7 +121,7 @@ def _search(
     @cache
     def final_score(plan: Plan) -> float:
         step_s = exact(plan)
-        if cost_model is None and plan.order == "dynamic" and step_s > step_time_s(plan, scenario) * (1 + _ROUNDING):
+        if cost_model is None and plan.order == "dynamic" and is_slowed_by_sharing(plan, scenario):
             step_s *= _DYNAMIC
         return objective.score(plan, step_s, scenario)
 
@@ -240,7 +245,7 @@ _MOST_NEAR, _NEAR = 60, 1.15
 
 # On shared links, the evaluator knows the dynamic order only as it is on idle links: a plan with this order is taken
 # for slower than evaluated by this factor.
-_DYNAMIC, _ROUNDING = 1.05, 1e-9
+_DYNAMIC = 1.05
 
 # Strategies whose plans are seeds, and most devices, layers and samples of a microbatch for each of them. The planning
 # time of the later ones grows with the square of the number of devices, or faster, that of the last ones also with the

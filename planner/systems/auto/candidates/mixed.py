@@ -19,7 +19,7 @@ from planner.systems.auto.candidates.templates import (
     retimed,
     stage_group_bytes,
 )
-from planner.systems.auto.candidates.uniform import KEPT, SLACK, find_templates
+from planner.systems.auto.candidates.uniform import KEPT, MOST_IMPROVED, SLACK, find_templates
 
 # A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
 # all partitions are tried. For more classes, these are tried: one part, one for each class, and one for each of the
@@ -29,6 +29,9 @@ MOST_PARTED, MOST_LEFT_OUT = 4, 6
 
 # Most of the fastest classes that are tried as parts without the other classes.
 MOST_FASTEST = 6
+
+# Most devices of a cluster in which parts of classes in single hosts are tried too.
+MOST_OF_HOSTS = 64
 
 # Most parts for which all combinations of templates are tried.
 MOST_COMBINED = 3
@@ -92,7 +95,8 @@ def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> lis
 def _partitions(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
     """Yield the partitions that are tried, each once."""
     seen: set[frozenset[frozenset[DeviceClass]]] = set()
-    for parts in (*_partitions_by_class(device_classes, scenario), *_partitions_by_region(device_classes)):
+    by_host = _partitions_by_host(device_classes, scenario)
+    for parts in (*_partitions_by_class(device_classes, scenario), *_partitions_by_region(device_classes), *by_host):
         key = frozenset(map(frozenset, parts))
         if key not in seen:
             seen.add(key)
@@ -124,6 +128,21 @@ def _partitions_by_region(device_classes: Sequence[DeviceClass]) -> Iterator[lis
         yield [[each for region in some for each in regions[region]]]
         if len(some) > 1:
             yield [regions[region] for region in some]
+
+
+def _partitions_by_host(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
+    """Yield partitions in which the devices of a class in each host are a class: links inside hosts may be faster."""
+    count = sum(len(each.hosts) for each in device_classes)
+    if count == len(device_classes) or sum(each.size for each in device_classes) > MOST_OF_HOSTS:
+        return
+    hosts = [replace(each, hosts=(host,)) for each in device_classes for host in each.hosts]
+    fastest = sorted(hosts, key=_speed_of(scenario), reverse=True)
+    yield from ([[each]] for each in fastest[:MOST_FASTEST] if each.size > 1)
+    for some in range(2, min(MOST_FASTEST, count) + 1):
+        yield [[each] for each in fastest[:some]]
+    yield [[each] for each in hosts]
+    if count <= MOST_IMPROVED:
+        yield [hosts]
 
 
 def _all_partitions(device_classes: list[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:

@@ -124,10 +124,39 @@ def lower_bounds_s(
 
 
 def class_ring_s(scenario: Scenario, device_class: DeviceClass, size_bytes: float, holders: int, degree: int) -> float:
-    """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` groups of ``degree`` devices, seconds."""
+    """Return the time of a ring all-reduce of ``size_bytes`` over ``holders`` groups of ``degree`` devices, seconds.
+
+    Hops that begin and end in one host share its link, those between hosts the region's network.
+    """
     if holders <= 1:
         return 0.0
-    return ring_s([_class_path(scenario, device_class, device_class)[0]], size_bytes, holders, degree)
+    path = [_class_path(scenario, device_class, device_class)[0]]
+    shared_s = size_bytes * max(ring_loads_s(scenario, device_class, holders, degree))
+    return max(ring_s(path, size_bytes, holders, degree), ring_s(path, 0.0, holders) + shared_s)
+
+
+@lru_cache(maxsize=65536)
+def ring_loads_s(scenario: Scenario, device_class: DeviceClass, holders: int, degree: int) -> tuple[float, float]:
+    """Return for how long each byte of a ring all-reduce keeps a host's link and the region's network busy, seconds.
+
+    A host's link carries the rings of as many stages as the host has room for. Groups of a ring are in neighbouring
+    hosts, each full.
+    """
+    if holders <= 1:
+        return 0.0, 0.0
+    of_host = max(1, device_class.host_size // degree)
+    hosts, rings = -(-holders // of_host), max(1, of_host // holders)
+    inside = rings * holders if hosts == 1 else of_host - 1
+    host = max(device_class.hosts, key=len)
+    loads_s = [0.0, 0.0]
+    for hops, ends in ((inside, (host[0], host[-1])), (hosts if hosts > 1 else 0, device_class.ends)):
+        for link in scenario.cluster.path(*ends) if hops and ends[0] != ends[1] else ():
+            if link.source == link.target:
+                sent = 8 * 2 * (holders - 1) / holders
+                each_s = hops * sent / payload_bps(scenario.effects.network, link.bandwidth_bps)
+                place = int(link.source in scenario.cluster.regions)
+                loads_s[place] = max(loads_s[place], each_s)
+    return loads_s[0], loads_s[1]
 
 
 @lru_cache(maxsize=65536)
@@ -277,8 +306,8 @@ def _class_messages_s(scenario: Scenario, classes: tuple[DeviceClass, ...], samp
 def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tuple[ConstantRatePath, Floats, Floats]:
     """Return the path between devices of two classes, and the times that one sample keeps shared links busy.
 
-    These are the times of each layer's output on the slowest network interface of a host, and on the slowest link
-    within or between regions, seconds, [layers] each.
+    These are the times of each layer's output on the slowest network interface of a host or link inside it, and on the
+    slowest link within or between regions, seconds, [layers] each.
     """
     source, target = one.ends[0], other.ends[1]
     cluster = scenario.cluster
@@ -291,6 +320,9 @@ def _class_path(scenario: Scenario, one: DeviceClass, other: DeviceClass) -> tup
         elif link.source in cluster.regions:
             # The network of a region carries outputs and their gradients on one link.
             region_s = np.maximum(region_s, 2 * seconds if link.source == link.target else seconds)
+        elif link.source == link.target:
+            # So does the link inside a host.
+            host_s = np.maximum(host_s, 2 * seconds)
     return nominal_path(scenario, source, target), host_s, region_s
 
 

@@ -8,7 +8,7 @@ The first factor is the time that the slowest stage or link takes for one microb
 is the time from a microbatch's first forward to its last backward.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from planner.cost.layers import launches_s, range_memory
 from planner.cost.synchronisation import group_bytes
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import StageOption
-from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_table
+from planner.systems.auto.candidates.option_costs import boundary_costs, class_ring_s, option_table, ring_loads_s
 
 # `retimed` tries microbatches that are smaller and larger than the template's by up to this factor.
 _WIDEST = 2.0
@@ -80,6 +80,20 @@ def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> fl
     """Return the time of a ring all-reduce of a stage's gradients over ``holders`` devices of its class, seconds."""
     size_bytes = stage_group_bytes(stage, scenario)
     return class_ring_s(scenario, stage.option.device_class, size_bytes, holders, stage.option.degree)
+
+
+def gradient_sums_s(stages: Sequence[TemplateStage], scenario: Scenario, pipelines: float) -> float:
+    """Return the time of the gradient sums of stages that ``pipelines`` pipelines hold, seconds.
+
+    Sums of different stages begin together and share the network of a region.
+    """
+    slowest_s, loads_s = 0.0, dict.fromkeys((stage.option.device_class.region for stage in stages), 0.0)
+    for stage in stages:
+        option, holders = stage.option, round(pipelines * stage.option.width)
+        slowest_s = max(slowest_s, gradient_sum_s(stage, scenario, holders))
+        _, region_s = ring_loads_s(scenario, option.device_class, holders, option.degree)
+        loads_s[option.device_class.region] += region_s * stage_group_bytes(stage, scenario)
+    return max([slowest_s, *loads_s.values()])
 
 
 def stage_group_bytes(stage: TemplateStage, scenario: Scenario) -> int:

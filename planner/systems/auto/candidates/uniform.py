@@ -19,7 +19,7 @@ from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption, stage_options
 from planner.systems.auto.candidates.option_costs import lower_bounds_s, option_costs, option_table, with_class_order
 from planner.systems.auto.candidates.partition_dp import Partition, best_partition
-from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sum_s
+from planner.systems.auto.candidates.templates import PipelineTemplate, TemplateStage, gradient_sums_s
 from planner.systems.deepcee.device_groups import best_order, nearest_from, path_cost
 
 # Most templates that are kept, and the longest step of a kept template, as a multiple of the shortest one.
@@ -143,8 +143,7 @@ def _templates(
             if not found.option.size:
                 break
             stages = tuple(_stages(found, shape.options, layers))
-            holders = shape.pipelines * holder_factor
-            sum_s = max(gradient_sum_s(stage, scenario, round(holders * stage.option.width)) for stage in stages)
+            sum_s = gradient_sums_s(stages, scenario, shape.pipelines * holder_factor)
             yield _without_common_width(
                 PipelineTemplate(
                     shape.pipelines, samples, shape.microbatch, stages, found.bottleneck_s, found.round_trip_s, sum_s

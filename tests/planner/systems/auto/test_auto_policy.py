@@ -7,10 +7,9 @@ import pytest
 from experiments.benches.fidelity.planned import DEPARTED
 from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Plan, Replica
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
-from planner.scenario.cluster import Cluster
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
@@ -21,37 +20,9 @@ from planner.systems.auto.probing import (
 )
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
-from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
+from tests.helpers.scenarios.builders import mesh_scenario
+from tests.helpers.scenarios.wide import LAYERS, NOMINAL_BPS, on_one_device, wide_scenario
 from traces.common.errors import InputError
-from traces.trace import LinkTrace
-
-# Two devices in two regions, four layers of 0.05 s forward and 0.1 s backward for a sample; 1 MB of it crosses.
-LAYERS = 4
-NOMINAL_BPS = 200e6
-
-
-def wide_scenario(*rates_at: tuple[float, float]) -> Scenario:
-    """One link; its rates are (second, bits per second)."""
-    base = chain_scenario(
-        [0.05] * LAYERS, [0.1] * LAYERS, output_bytes=[1_000_000] * LAYERS, parameter_bytes=4_000_000, global_batch=16
-    )
-    tables = base.model.layers[0].times
-    everywhere = {f"kind-{index}": table for index in range(2) for table in tables.values()}
-    layers = tuple(
-        replace(layer, times={**everywhere, **{key: next(iter(everywhere.values())) for key in everywhere}})
-        for layer in base.model.layers
-    )
-    trace = None
-    if rates_at:
-        times_s, rates_bps = zip(*rates_at, strict=True)
-        trace = LinkTrace(times_s, rates_bps, 1e5)
-    links = tuple(
-        replace(link, bandwidth_bps=NOMINAL_BPS, latency_s=0.01, trace=trace)
-        for link in base.cluster.links
-        if {link.source, link.target} == {"region-0", "region-1"}
-    )
-    cluster = Cluster(base.cluster.devices[:2], links)
-    return replace(base, cluster=cluster, model=replace(base.model, layers=layers))
 
 
 def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float = 1200.0) -> RunRecord:
@@ -60,11 +31,6 @@ def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float = 1200.0)
 
 def per_s(record: RunRecord) -> float:
     return measure(record).samples_per_s
-
-
-def on_one_device(scenario: Scenario) -> Plan:
-    stage = Stage(0, LAYERS, (Replica("device-0"),), 1)
-    return Plan(scenario.name, scenario.model.name, "test", "1f1b", (Pipeline((stage,), (16,)),))
 
 
 def test_a_link_that_stays_as_declared_changes_nothing() -> None:
