@@ -73,6 +73,7 @@ class _State(NamedTuple):
         sending: Number of messages whose departure each actor waits for, [actors].
         copied_out_s: End of each actor's last copy to its host so far, [actors].
         copied_in_s: End of each actor's last copy from its host so far, [actors].
+        ended_s: End of each action, infinite while it is not known, [actions].
         arrival_s: Arrival of each message, nan while it is not known, [messages].
         sent_s: Time at which each message was ready to be sent, [messages].
         waiting: Actor that waits for each message, -1 for none, [messages].
@@ -101,6 +102,7 @@ class _State(NamedTuple):
     sending: Ints
     copied_out_s: Floats
     copied_in_s: Floats
+    ended_s: Floats
     arrival_s: Floats
     sent_s: Floats
     waiting: Ints
@@ -134,6 +136,7 @@ def _new_state(graph: StepGraph, network: Network) -> _State:  # pragma: no cove
         np.zeros(actors, np.int64),
         np.zeros(actors),
         np.zeros(actors),
+        np.full(len(graph.first_sent) - 1, np.inf),
         np.full(messages, np.nan),
         np.zeros(messages),
         np.full(messages, -1, np.int64),
@@ -159,8 +162,10 @@ def _new_state(graph: StepGraph, network: Network) -> _State:  # pragma: no cove
 
 
 @njit(cache=True)
-def carry_out(graph: StepGraph, network: Network, duration_s: Floats, flows: Flows) -> float:  # pragma: no cover
-    """Return the makespan of a step in seconds, infinite if actions wait for ever.
+def carry_out(
+    graph: StepGraph, network: Network, duration_s: Floats, flows: Flows
+) -> tuple[float, Floats]:  # pragma: no cover
+    """Return the makespan of a step in seconds, infinite if actions wait for ever, and the end of each action.
 
     Args:
         graph: Actions and messages.
@@ -207,8 +212,8 @@ def carry_out(graph: StepGraph, network: Network, duration_s: Floats, flows: Flo
             _share(network, flows, state, sharing, now_s)
     for actor in range(actors):
         if state.position[actor] < graph.first_action[actor + 1]:
-            return np.inf
-    return state.clock_s.max() if actors else 0.0
+            return np.inf, state.ended_s
+    return (state.clock_s.max() if actors else 0.0), state.ended_s
 
 
 @njit(cache=True)
@@ -270,7 +275,7 @@ def _advance(
             break
         state.copied_in_s[actor] = copied_s
         end_s = ready_s + duration_s[action]
-        clock_s = end_s
+        clock_s = state.ended_s[action] = end_s
         for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
             state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
             sent_s = state.copied_out_s[actor]

@@ -59,15 +59,16 @@ class StepGraph(NamedTuple):
         return len(self.receiver)
 
 
-def repeated(graph: StepGraph, times: int) -> tuple[StepGraph, Ints, Ints]:
+def repeated(graph: StepGraph, times: int) -> tuple[StepGraph, Ints, Ints, Ints]:
     """Return the graph of several equal steps in a row, each actor going on with the next one when it is done.
 
     Returns:
-        The graph; the action of ``graph`` that each of its actions repeats; and the same of its messages.
+        The graph; the action of ``graph`` that each of its actions repeats, the same of its messages, and the step of
+        each of its actions, from 0.
     """
     of_message = graph.first_sent[graph.first_action]
     of_received = graph.first_received[graph.first_action]
-    action, _ = _in_a_row(graph.first_action, times)
+    action, step = _in_a_row(graph.first_action, times)
     message, message_step = _in_a_row(of_message, times)
     entry, entry_step = _in_a_row(of_received, times)
     number = np.empty((times, graph.messages), np.int64)
@@ -82,7 +83,7 @@ def repeated(graph: StepGraph, times: int) -> tuple[StepGraph, Ints, Ints]:
         graph.channel_sender,
         graph.channel_receiver,
     )
-    return several, action, message
+    return several, action, message, step
 
 
 def _in_a_row(first: Ints, times: int) -> tuple[Ints, Ints]:

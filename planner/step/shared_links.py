@@ -8,7 +8,6 @@ step; for the dynamic order, this is the order on idle links.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def shared_step_time_s(plan: Plan, scenario: Scenario) -> float:
     Raises:
         InputError: The order of actions deadlocks.
     """
-    return _carried_out_s(plan, scenario, (1,))[0]
+    return _carried_out_s(plan, scenario, 1)[0]
 
 
 def steady_step_time_s(plan: Plan, scenario: Scenario) -> float:
@@ -43,26 +42,24 @@ def steady_step_time_s(plan: Plan, scenario: Scenario) -> float:
     Raises:
         InputError: The order of actions deadlocks.
     """
-    first_s, several_s = _carried_out_s(plan, scenario, (1, 1 + _FURTHER_STEPS))
+    ends_s = _carried_out_s(plan, scenario, 1 + _FURTHER_STEPS)
     # Fewer digits of a difference are exact: steps that are equally long come out as equal.
-    return float(f"{(several_s - first_s) / _FURTHER_STEPS:.12g}")
+    return float(f"{(ends_s[-1] - ends_s[0]) / _FURTHER_STEPS:.12g}")
 
 
 # Steps behind the first one over which `steady_step_time_s` takes the mean.
 _FURTHER_STEPS = 2
 
 
-def _carried_out_s(plan: Plan, scenario: Scenario, counts: Sequence[int]) -> list[float]:
-    """Return the time until numbers of steps are over, seconds."""
+def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
+    """Return when each of several steps in a row is over, seconds; of a single one with its last transfers."""
     step = compile_step(plan, scenario)
     times = message_times(step, nominal_paths(plan, scenario))
     lines = _lines(step, scenario)
     network = _network(step, scenario, lines, plan.connections)
-    if network.alone.all() and set(counts) == {1}:
-        return [makespan_s(step, scenario, step.actions.duration_s, *times)] * len(counts)
-    flows, ends_s = _flows(step, scenario, lines, network, *times), []
-    for count in counts:
-        graph, action, message = repeated(step.graph, count)
+    if count > 1 or not network.alone.all():
+        flows = _flows(step, scenario, lines, network, *times)
+        graph, action, message, number = repeated(step.graph, count)
         of_steps = Flows(
             flows.transmission_s[message],
             flows.bits[message],
@@ -73,11 +70,11 @@ def _carried_out_s(plan: Plan, scenario: Scenario, counts: Sequence[int]) -> lis
             flows.copy_out_s[message],
             flows.copy_in_s[message],
         )
-        ends_s.append(float(carry_out(graph, network, step.actions.duration_s[action], of_steps)))
-        if ends_s[-1] == np.inf:
-            # The order deadlocks, which the error says.
-            ends_s[-1] = makespan_s(step, scenario, step.actions.duration_s, *times)
-    return ends_s
+        makespan, ended_s = carry_out(graph, network, step.actions.duration_s[action], of_steps)
+        if makespan < np.inf:
+            return [float(ended_s[number == each].max()) for each in range(count)] if count > 1 else [float(makespan)]
+    # No links are shared, or the order deadlocks, which the error says.
+    return [makespan_s(step, scenario, step.actions.duration_s, *times)] * count
 
 
 # The links of each line, by its sending and receiving device.

@@ -82,10 +82,11 @@ def gradient_sum_s(stage: TemplateStage, scenario: Scenario, holders: int) -> fl
     return class_ring_s(scenario, stage.option.device_class, size_bytes, holders, stage.option.degree)
 
 
-def gradient_sums_s(stages: Sequence[TemplateStage], scenario: Scenario, pipelines: float) -> float:
-    """Return the time of the gradient sums of stages that ``pipelines`` pipelines hold, seconds.
+def gradient_sums_s(stages: Sequence[TemplateStage], scenario: Scenario, pipelines: float) -> tuple[float, float]:
+    """Return the times of the gradient sums of stages that ``pipelines`` pipelines hold, seconds.
 
-    Sums of different stages begin together and share the network of a region.
+    Sums of different stages begin together. The first time is that of the slowest one, the second the time for which
+    all of them keep the network of a region busy.
     """
     slowest_s, loads_s = 0.0, dict.fromkeys((stage.option.device_class.region for stage in stages), 0.0)
     for stage in stages:
@@ -93,7 +94,7 @@ def gradient_sums_s(stages: Sequence[TemplateStage], scenario: Scenario, pipelin
         slowest_s = max(slowest_s, gradient_sum_s(stage, scenario, holders))
         _, region_s = ring_loads_s(scenario, option.device_class, holders, option.degree)
         loads_s[option.device_class.region] += region_s * stage_group_bytes(stage, scenario)
-    return max([slowest_s, *loads_s.values()])
+    return slowest_s, max(loads_s.values())
 
 
 def stage_group_bytes(stage: TemplateStage, scenario: Scenario) -> int:

@@ -143,15 +143,17 @@ def _templates(
             if not found.option.size:
                 break
             stages = tuple(_stages(found, shape.options, layers))
-            sum_s = gradient_sums_s(stages, scenario, shape.pipelines * holder_factor)
+            slowest_s, shared_s = gradient_sums_s(stages, scenario, shape.pipelines * holder_factor)
+            sum_s = max(slowest_s, shared_s)
             yield _without_common_width(
                 PipelineTemplate(
                     shape.pipelines, samples, shape.microbatch, stages, found.bottleneck_s, found.round_trip_s, sum_s
                 )
             )
             # A longer pipeline has fewer parameters on each device, so shorter gradient sums may make its step shorter.
-            most_sum_s = _LESS_SUM * sum_s
-            if sum_s < _SHORT_SUM * limit_s:
+            # Those of all stages together take as long on a network that they share.
+            most_sum_s = _LESS_SUM * slowest_s
+            if slowest_s < _SHORT_SUM * limit_s or shared_s >= slowest_s:
                 break
 
 
