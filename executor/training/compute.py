@@ -97,7 +97,7 @@ LayerParameters = FlatParameters | _Zeros
 _MOST_SHORTENED = 0.5
 
 # The most lateness that is made up for, in seconds: after a longer stop of the machine, time goes on from there.
-_MOST_LATE_S = 0.1
+MOST_LATE_S = 0.1
 
 
 class PacedCompute:
@@ -155,7 +155,7 @@ class PacedCompute:
     ) -> Performed:
         """Sleep for the action's profiled duration, at the device's present speed."""
         start_s = max(ready_s, self._ended_s)
-        planned_s = max(ready_s, self._due_s, start_s - _MOST_LATE_S)
+        planned_s = max(ready_s, self._due_s, start_s - MOST_LATE_S)
         factor = float(self._factors[work.number])
         for each in work.completes:
             self._clock.sleep_until(self._speed.end_s(planned_s, factor * each.after_s))

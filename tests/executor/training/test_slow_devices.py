@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.backend import TorchBackend
+from executor.training.compute import MOST_LATE_S
 from planner.cost.device_speed import DeviceSpeed, device_speed
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -46,7 +47,10 @@ def test_paced_actions_are_due_when_the_simulator_ends_them(effects: ComputeEffe
     times_s = (0.0, *(time_s - begun_s for time_s in slowdown.times_s[1:]))
     scenario, _ = on_one_device(replace(effects, slowdowns=(replace(slowdown, times_s=times_s),)))
     expected_s = [begun_s + event.end_s for event in computed(Simulator().run(scenario, plan, None, 4))]
-    assert [event.end_s - event.late_s for event in events] == pytest.approx(expected_s, abs=1e-4)
+    # After a longer stop of the machine, time goes on from there.
+    kept = 1 + next((number for number, event in enumerate(events) if event.late_s >= MOST_LATE_S), len(events))
+    assert kept > len(events) // 4
+    assert [event.end_s - event.late_s for event in events[:kept]] == pytest.approx(expected_s[:kept], abs=1e-4)
     assert all(event.late_s >= 0 for event in events)
     assert all(before.end_s <= after.start_s for before, after in pairwise(events))
 

@@ -41,6 +41,7 @@ def assert_within_the_budget(course: Course, start: Plan) -> None:
     assert adapted >= (1 - 2 * REGRET_SHARE) * plain
 
 
+@pytest.mark.slow
 @settings(max_examples=3, derandomize=True)
 @given(COURSES)
 # The link recovers twice while the policy is away from it: it returns when the budget is spent, and loses 3.4 %.
@@ -49,6 +50,7 @@ def test_a_link_in_sight_costs_no_more_than_the_budget_and_the_way_back(course: 
     assert_within_the_budget(course, planned(scenario_on([])))
 
 
+@pytest.mark.slow
 @settings(max_examples=3, derandomize=True)
 @given(COURSES)
 def test_a_link_out_of_sight_costs_no_more_than_the_budget_and_the_way_back(course: Course) -> None:
