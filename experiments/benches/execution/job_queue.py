@@ -1,10 +1,12 @@
-"""Measures the control plane: queued jobs on emulated hosts, while server and hosts are killed at random times.
+"""Measures the control plane: queued jobs on emulated hosts, while server, hosts and launchers are killed at random.
 
 Server and hosts are processes of this machine, ended by ``kill -9`` and started again, as a supervisor such as systemd
-would do. Every job must end once, with the losses and the parameters of a run that nothing disturbs.
+would do. Of a job whose launcher is killed, the ranks go on with another one, which the host starts. Every
+job must end once, with the losses and the parameters of a run that nothing disturbs.
 """
 
 import json
+import os
 import random
 import secrets
 import signal
@@ -28,6 +30,7 @@ from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.runs.jobs.access import TOKEN_VARIABLE, Access
+from experiments.runs.jobs.attempt import MODULE
 from experiments.runs.jobs.client import Client, NoAnswerError
 from experiments.runs.jobs.packing import pack
 from experiments.runs.jobs.states import ENDED, State
@@ -37,8 +40,11 @@ from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan
 from traces.common.atomic import scratch_folder
 
-_JOBS, _HOSTS, _KILLS = 30, 4, 20
-_QUICK_JOBS, _QUICK_HOSTS, _QUICK_KILLS = 4, 2, 4
+_JOBS, _HOSTS, _KILLS = 30, 4, 30
+_QUICK_JOBS, _QUICK_HOSTS, _QUICK_KILLS = 4, 2, 6
+
+# The victim that is one of the jobs' launchers, chosen as often as two of server and hosts.
+_LAUNCHER = "launcher"
 
 # Lengths of the jobs, in turn, and their interval of checkpoints: most kills hit a job between two checkpoints.
 _STEPS = (100, 200, 300)
@@ -95,12 +101,22 @@ class _Fleet:
         self.processes[name].kill()
         self.processes[name].wait()
 
-    def left_behind(self) -> int:
-        """Return the number of processes that the fleet has started and that still run."""
-        found = 0
+    def kill_launcher(self, chance: random.Random) -> bool:
+        """End the launcher of one of the jobs by SIGKILL; return whether there was any."""
+        launchers = [pid for pid, command in self.running().items() if f"-m {MODULE} " in command]
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(chance.choice(launchers), signal.SIGKILL)
+            return True
+        return False
+
+    def running(self) -> dict[int, str]:
+        """Return the commands of the processes that the fleet has started and that still run, by process id."""
+        found = {}
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                found += f"{_MARK}={self.mark}".encode() in (place / "environ").read_bytes()
+                if f"{_MARK}={self.mark}".encode() in (place / "environ").read_bytes():
+                    command = (place / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(place.name)] = command.decode(errors="replace")
         return found
 
     def end(self) -> None:
@@ -150,14 +166,15 @@ def measure_jobs(quick: bool, tell: Callable[[str], None], seed: int | None = No
             victims = _kill_at_random(fleet, random.Random(seed), kills, tell)
             found = _await_ends(fleet, tell)
             took_s = time.monotonic() - began_s
-        left = fleet.left_behind()
+        left = len(fleet.running())
         expected = {count: _undisturbed(scenario, plan, count, folder) for count in set(steps.values())}
         rows, checks = _compare(found, steps, expected, folder / "shared")
     row: Row = {
         "jobs": jobs,
         "hosts": hosts,
-        "killed hosts": kills - victims["server"],
+        "killed hosts": sum(victims[name] for name in names),
         "killed server": victims["server"],
+        "killed launchers": victims[_LAUNCHER],
     }
     row = {**row, **rows, "seconds": took_s, "seed": seed}
     bars = [
@@ -183,7 +200,7 @@ def _patiently(request: Callable[[], Any]) -> Any:
 
 
 def _kill_at_random(fleet: _Fleet, chance: random.Random, kills: int, tell: Callable[[str], None]) -> Counter[str]:
-    """Kill and restart server and hosts at random times; return how often each was killed."""
+    """Kill server, hosts and launchers at random times; return how often. The first two are started again."""
     victims: Counter[str] = Counter()
     # Until something trains, a kill would test nothing.
     while not any(job["state"] == State.RUNNING for job in _patiently(fleet.client.jobs)["jobs"]):
@@ -197,10 +214,13 @@ def _kill_at_random(fleet: _Fleet, chance: random.Random, kills: int, tell: Call
                 fleet.start(due[1])
             time.sleep(0.02)
         alive = [name for name in ("server", *fleet.hosts) if name not in {each[1] for each in restarts}]
-        victim = chance.choice(alive)
+        victim = chance.choice([*alive, _LAUNCHER, _LAUNCHER])
+        tell(f"kill {number + 1} of {kills}: {victim}")
+        if victim == _LAUNCHER:
+            victims[victim] += fleet.kill_launcher(chance)
+            continue
         fleet.kill(victim)
         victims[victim] += 1
-        tell(f"kill {number + 1} of {kills}: {victim}")
         restarts.append((time.monotonic() + chance.uniform(*_AWAY_S), victim))
     for _, name in restarts:
         fleet.start(name)
