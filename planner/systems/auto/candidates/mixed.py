@@ -222,11 +222,18 @@ def _speed_of(scenario: Scenario) -> Callable[[DeviceClass], float]:
 
 
 def _divided(samples: int, speeds: Sequence[float]) -> list[int]:
-    """Return parts of ``samples`` in proportion to speeds, at least 1 each; the largest takes the rounding error."""
+    """Return parts of ``samples`` in proportion to speeds, at least 1 each; the largest takes the rounding error.
+
+    There are at most as many parts as samples.
+    """
     total = sum(speeds)
     shares = [max(1, round(samples * speed / total)) for speed in speeds]
     largest = shares.index(max(shares))
     shares[largest] += samples - sum(shares)
+    while shares[largest] < 1:
+        # Many small parts were rounded up.
+        shares[shares.index(max(shares))] -= 1
+        shares[largest] += 1
     return shares
 
 

@@ -11,7 +11,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.build import plan_of
 from planner.systems.auto.candidates.device_classes import device_classes_of, stage_options
-from planner.systems.auto.candidates.mixed import find_mixes
+from planner.systems.auto.candidates.mixed import _divided, find_mixes
 from planner.systems.auto.candidates.option_costs import lower_bounds_s
 from planner.systems.auto.candidates.templates import retimed
 from planner.systems.auto.candidates.uniform import find_templates
@@ -40,6 +40,14 @@ def test_device_classes_hold_every_device_once_and_groups_stay_within_hosts(scen
         for host in device_class.hosts
         for device in host
     }
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=12), st.integers(0, 20))
+def test_many_parts_share_few_samples(speeds: list[float], more: int) -> None:
+    samples = len(speeds) + more
+    shares = _divided(samples, speeds)
+    assert sum(shares) == samples
+    assert min(shares) >= 1
 
 
 @settings(max_examples=30, phases=GENERATE)
