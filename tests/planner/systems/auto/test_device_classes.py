@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_time_s
+from planner.step.shared_links import steady_step_time_s
 from planner.systems.auto.candidates.build import plan_of
 from planner.systems.auto.candidates.device_classes import device_classes_of, stage_options
 from planner.systems.auto.candidates.mixed import _divided, find_mixes
@@ -103,14 +103,14 @@ def test_the_plan_is_possible_and_better_than_those_of_the_baselines(scenario: S
         with pytest.raises(InputError):
             make_plan("megatron", scenario)
         return
-    own_s = step_time_s(plan, scenario)
+    own_s = steady_step_time_s(plan, scenario)
     for name in ("ddp", "lb-bsp", "megatron", "deepcee"):
         try:
             other = STRATEGIES[name](scenario)
             check_plan(other, scenario)
         except InputError:
             continue
-        assert own_s <= step_time_s(other, scenario) * 1.001, name
+        assert own_s <= steady_step_time_s(other, scenario) * 1.001, name
 
 
 @settings(max_examples=3)
