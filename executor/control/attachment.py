@@ -3,8 +3,8 @@
 The agent keeps what would end with its launcher: the ranks, the socket at which they connect, and a lock that says that
 they train. It waits for another launcher at a Unix socket in the job's folder, and sends it the socket and the lock.
 Ranks train on meanwhile as far as they know the plan: to the end if no policy can change it. They keep what they
-publish until a launcher has heard it. Agent and ranks end with the process that would start the other
-launcher, or if none attaches in time.
+publish until a launcher has heard it. Agent and ranks end with the process that would start the other launcher, or if
+none attaches in time.
 """
 
 import os
@@ -52,9 +52,6 @@ class AttachedAgent:
     """The process of an agent that another launcher has started; with the methods of `subprocess.Popen` used here."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        # Not known: only the parent gets it.
-        self.returncode: int | None = None
         self._process = os.pidfd_open(pid)
 
     def poll(self) -> int | None:

@@ -3,10 +3,10 @@
 The budget is `REGRET_SHARE` of the run so far, of an hour in a shorter run. Every step of another plan, and every wait
 for layers, is compared with the step that the first plan would have taken on the same links: time that was lost is
 taken from the budget, and half of the time that was gained refills it, since predicted steps are wrong by as much as
-most gains. While links that the first plan needs are out of sight, nothing
-refills the budget; what the steps lose if these links are as expected is at stake, until a probe shows them again. A
-policy that makes only moves which the budget can pay, and returns to the first plan while it can still pay the way
-back, loses no more than the budget and one such way, as far as predicted steps of the first plan are right.
+most gains. While links that the first plan needs are out of sight, nothing refills the budget; what the steps lose if
+these links are as expected is at stake, until a probe shows them again. A policy that makes only moves which the budget
+can pay, and returns to the first plan while it can still pay the way back, loses no more than the budget and one such
+way, as far as predicted steps of the first plan are right.
 """
 
 from planner.plan.plan import Plan

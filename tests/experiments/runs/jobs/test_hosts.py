@@ -31,17 +31,13 @@ from tests.helpers.processes.process_watch import (
 )
 
 STEPS = 400
+RANK = "executor.rank.worker"
 # Each status is a connection with TLS: asked for all the time, they would take a third of a core.
 STATUS_PAUSE_S = 0.4
 
 
 def work(name: str, tmp_path: Path, options: Sequence[str]) -> list[str]:
     return [*COMMAND, "jobs", "work", name, "--shared", str(tmp_path / "shared"), "--device", "cpu=2", *options]
-
-
-def ranks_of(mark: str) -> set[int]:
-    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in marked_processes(mark)}
-    return {pid for pid, name in names.items() if name.startswith("rank ")}
 
 
 def losses(tmp_path: Path) -> list[str]:
@@ -107,20 +103,20 @@ def test_ranks_outlive_their_launchers_and_a_stopped_job_ends_on_its_host(tmp_pa
         assert ropebridge(*submit, *options).returncode == 0
         with started_process(work("one", tmp_path, options), tmp_path / "there") as (host, mark):
             wait_until(lambda: losses(tmp_path), "nothing is trained")
-            ranks = ranks_of(mark)
+            ranks = processes_of(RANK, mark)
             assert len(ranks) == 2
             for _ in range(2):
                 (launcher,) = processes_of(MODULE, mark)
                 os.kill(launcher, signal.SIGKILL)
                 reached = len(losses(tmp_path))
                 wait_until(lambda: len(losses(tmp_path)) > reached, "nobody follows the ranks")  # noqa: B023
-            assert ranks_of(mark) == ranks
+            assert processes_of(RANK, mark) == ranks
             assert [json.loads(line)[0] for line in losses(tmp_path)][:-1] == list(range(len(losses(tmp_path)) - 1))
             assert "stops as soon as" in ropebridge("jobs", "stop", "job", *options).stdout
             follow = subprocess.run([*COMMAND, "jobs", "logs", "job", "-f", *options], capture_output=True, check=True)
             assert b"of 50000" in follow.stdout
             assert json.loads(ropebridge("jobs", "status", "job", "--json", *options).stdout)["state"] == "stopped"
-            assert not ranks_of(mark)
+            assert not processes_of(RANK, mark)
             # The host is free again.
             assert host.poll() is None
             host.send_signal(signal.SIGTERM)
