@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
+from experiments.benches.processes import MARK, marked_processes
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from experiments.runs.jobs.access import TOKEN_VARIABLE, Access
 from experiments.runs.jobs.attempt import MODULE
@@ -56,9 +57,6 @@ _AWAY_S = (0.0, 3.0)
 _LIMIT_S = 1800.0
 _POLL_S = 0.2
 
-# Processes of the bench inherit this variable, by which those that are left behind are found.
-_MARK = "ROPEBRIDGE_BENCH_MARK"
-
 
 @dataclass(eq=False)
 class _Fleet:
@@ -86,7 +84,7 @@ class _Fleet:
         scratch = self.folder / "scratch"
         for each in (scratch, self.folder / "shared"):
             each.mkdir(exist_ok=True)
-        environment = {**python_environment(), TOKEN_VARIABLE: self.token, _MARK: self.mark, "TMPDIR": str(scratch)}
+        environment = {**python_environment(), TOKEN_VARIABLE: self.token, MARK: self.mark, "TMPDIR": str(scratch)}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "experiments", *options],
@@ -103,21 +101,11 @@ class _Fleet:
 
     def kill_launcher(self, chance: random.Random) -> bool:
         """End the launcher of one of the jobs by SIGKILL; return whether there was any."""
-        launchers = [pid for pid, command in self.running().items() if f"-m {MODULE} " in command]
+        launchers = [pid for pid, command in marked_processes(self.mark).items() if f"-m {MODULE} " in command]
         with suppress(ProcessLookupError, IndexError):
             os.kill(chance.choice(launchers), signal.SIGKILL)
             return True
         return False
-
-    def running(self) -> dict[int, str]:
-        """Return the commands of the processes that the fleet has started and that still run, by process id."""
-        found = {}
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if f"{_MARK}={self.mark}".encode() in (place / "environ").read_bytes():
-                    command = (place / "cmdline").read_bytes().replace(b"\0", b" ")
-                    found[int(place.name)] = command.decode(errors="replace")
-        return found
 
     def end(self) -> None:
         """Ask all processes to end, and kill those that do not."""
@@ -166,7 +154,7 @@ def measure_jobs(quick: bool, tell: Callable[[str], None], seed: int | None = No
             victims = _kill_at_random(fleet, random.Random(seed), kills, tell)
             found = _await_ends(fleet, tell)
             took_s = time.monotonic() - began_s
-        left = len(fleet.running())
+        left = len(marked_processes(fleet.mark))
         expected = {count: _undisturbed(scenario, plan, count, folder) for count in set(steps.values())}
         rows, checks = _compare(found, steps, expected, folder / "shared")
     row: Row = {

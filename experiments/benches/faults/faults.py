@@ -16,9 +16,9 @@ from experiments.benches.cases import draw_seeds
 from experiments.benches.faults.case import SHAPES, STEPS, Case
 from experiments.benches.faults.judging import MOST_DIFFERENCE, Trained, compare, moves_of, undisturbed, untrue
 from experiments.benches.faults.moves import Moves, moves_in
-from experiments.benches.faults.processes import networks
 from experiments.benches.faults.running import Ended, Running
 from experiments.benches.faults.trials import CUT, LAUNCHER, Trial, draw
+from experiments.benches.processes import networks
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.runs.folder import read_record
 from planner.runs.event_totals import step_ends_s

@@ -24,8 +24,8 @@ from executor.wan.testbed import INTERFACE, device_address
 from experiments.benches.faults.case import CHECKPOINT_EVERY, Case
 from experiments.benches.faults.hosts import EmulatedHosts
 from experiments.benches.faults.moves import policy_file
-from experiments.benches.faults.processes import MARK, await_end, fill_disk, parts_of_run
 from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, LAUNCHER, STOP, Strike
+from experiments.benches.processes import MARK, await_end, fill_disk, parts_of_run
 from planner.files.plan import write_plan
 
 _POLL_S = 0.02

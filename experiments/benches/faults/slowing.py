@@ -17,8 +17,8 @@ from executor.core.clock import read_origin
 from executor.core.subprocesses import python_environment
 from executor.rank.telemetry import read_samples
 from experiments.benches.faults.case import Case
-from experiments.benches.faults.processes import places_listened_at
 from experiments.benches.faults.running import Running
+from experiments.benches.processes import places_listened_at
 from experiments.benches.result import BenchResult, Row, at_most
 from traces.common.atomic import scratch_folder
 

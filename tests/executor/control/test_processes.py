@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benches.faults.processes import marked_processes
+from experiments.benches.processes import marked_processes
 from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until
 
 PACED = ["run", "two-regions", "--strategy=megatron", "--compute", "paced"]

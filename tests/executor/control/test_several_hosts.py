@@ -19,7 +19,7 @@ import yaml
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.training.device import cpu_name, gpu_names
-from experiments.benches.faults.processes import MARK, marked_processes
+from experiments.benches.processes import MARK, marked_processes
 from planner.runs.event_totals import step_ends_s
 from planner.scenario.cluster import Cluster
 from planner.scenario.scenario import Scenario

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.core.subprocesses import ForkedProcess
-from experiments.benches.faults.processes import marked_processes, places_listened_at
+from experiments.benches.processes import marked_processes, places_listened_at
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
 from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, processes_of, started, wait_until

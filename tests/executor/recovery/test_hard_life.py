@@ -21,7 +21,7 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.core.liveness import beat_path
-from experiments.benches.faults.processes import MARK, marked_processes
+from experiments.benches.processes import MARK, marked_processes
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
 from planner.systems.auto.policy import AutoPolicy

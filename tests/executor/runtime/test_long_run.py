@@ -16,7 +16,7 @@ from executor.backend import TorchBackend
 from executor.core.job import ComputeMode, EmulatorChoice
 from executor.rank.telemetry import ResourceSample, read_samples
 from executor.wan.testbed import missing
-from experiments.benches.faults.processes import MARK, marked_processes
+from experiments.benches.processes import MARK, marked_processes
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer

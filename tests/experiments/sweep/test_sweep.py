@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.benches.faults.processes import marked_processes
+from experiments.benches.processes import marked_processes
 from experiments.scenarios import READY_FOLDER
 from experiments.sweep.folder import check_folder, read_sweep_json, write_sweep_json
 from experiments.sweep.outcomes import read_outcomes

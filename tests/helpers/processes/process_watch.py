@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from experiments.benches.faults.processes import MARK, marked_processes, places_listened_at
+from experiments.benches.processes import MARK, marked_processes, places_listened_at
 from tests.helpers.processes.command import COMMAND
 
 PATIENCE_S = 60.0

@@ -27,7 +27,7 @@ from executor.control.node_agent import start_agent
 from executor.core.job import JobFolder
 from executor.core.subprocesses import adopt_orphans, environment, python_environment, run_and_exit
 from executor.wan.linux import leave_network
-from experiments.benches.faults.processes import MARK
+from experiments.benches.processes import MARK
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 20

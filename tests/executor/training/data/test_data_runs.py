@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.benches.faults.processes import marked_processes
+from experiments.benches.processes import marked_processes
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import left_behind, started, wait_until
 from tests.helpers.processes.token_files import tokens_of, write_scenario, write_tokens

@@ -20,7 +20,7 @@ from executor.control.attachment import end_orphan, is_orphaned
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
 from experiments.benches.faults.moves import policy_file
-from experiments.benches.faults.processes import MARK, marked_processes
+from experiments.benches.processes import MARK, marked_processes
 from experiments.runs.folder import read_record
 from experiments.runs.jobs.attempt import MODULE, LossFile, job_of, read_ending
 from experiments.runs.jobs.states import Outcome

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.execution.job_queue import measure_jobs
-from experiments.benches.faults.processes import marked_processes
+from experiments.benches.processes import marked_processes
 from experiments.runs.jobs.attempt import MODULE, LossFile
 from experiments.runs.scenario import choose_scenario
 from planner.systems.registry import make_plan
