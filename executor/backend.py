@@ -1,29 +1,21 @@
 """The backend that runs a plan and a policy in real processes, with the same interface as the simulator."""
 
 import shutil
-import socket
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from executor.control import node_agent
 from executor.control.arrivals import with_arrivals
 from executor.control.attachment import Attachment, Survival
 from executor.control.attempts import AttemptFolder, losses_of_ranks, rows_of_ranks
-from executor.control.control_server import ControlServer
-from executor.control.coordinator import Coordinator
+from executor.control.launcher import prepared_job, run_job
 from executor.control.policy_driver import PolicyDriver
 from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
-from executor.control.workers import WorkersCoordinator
-from executor.core.clock import create_origin
-from executor.core.control_channel import decode, new_key, read_key, write_key
 from executor.core.events import EventRecorder
-from executor.core.failures import FULL_DISK
-from executor.core.hosts import Hosts, links_in_the_clear, read_hosts
+from executor.core.hosts import Hosts, links_in_the_clear
 from executor.core.job import (
     CheckpointConfig,
     ComputeMode,
@@ -34,8 +26,6 @@ from executor.core.job import (
     Tcp,
     rank_devices,
 )
-from executor.core.subprocesses import NO_ROOM, ended
-from executor.core.timeouts import timeouts
 from executor.validate import check_decision, check_spread, check_supported, too_fast
 from executor.wan.linux import read_tcp
 from executor.wan.relay import read_report
@@ -47,7 +37,6 @@ from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
-from traces.common.atomic import scratch_folder
 from traces.common.errors import InputError, RunError
 
 
@@ -129,9 +118,8 @@ class TorchBackend:
             self.tell(links_in_the_clear(self.hosts))
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
-        first_step, first_sample = 0, 0
-        if checkpoints is not None:
-            first_step, first_sample = checkpoints.first_step, _first_sample(checkpoints)
+        config = self._configure(plan, steps, emulator, adapts=policy is not None)
+        first_step, first_sample = config.first_step, config.first_sample
         adaptation = None
         if policy is not None:
             adaptation = Adaptation(policy, plan, scenario, first_step, first_sample)
@@ -143,31 +131,9 @@ class TorchBackend:
             recovers=recovers,
             on_this_device=self.on_this_device,
         )
-        config = RunConfig(self.compute, steps, emulator, policy is not None, self.tcp, self.backup_every)
-        is_watched = self.watch is not None
-        if is_watched and not config.is_steered and plan.synchronisation.method != "allreduce":
-            self.tell("no progress is shown, since it would slow down pipelines that do not wait for each other")
-            is_watched = False
-        config = replace(
-            config,
-            spread=self.hosts is not None,
-            is_watched=is_watched,
-            on_this_device=self.on_this_device,
-            at_profile_speed=self.at_profile_speed,
-            allows_nan=self.allow_nan,
-            decoupled=plan.synchronisation.is_decoupled,
-        )
-        if checkpoints is not None:
-            config = replace(
-                config,
-                checkpoints=str(checkpoints.folder.resolve()),
-                checkpoint_every=checkpoints.interval_steps,
-                first_step=first_step,
-                first_sample=first_sample,
-            )
         survives = not config.replaces and emulator == "none" and self.hosts is None
         survival = self.survival if survives else None
-        config = replace(config, outlives_launcher=survival is not None)
+        config = replace(config, is_watched=self._is_watched(config, plan), outlives_launcher=survival is not None)
         devices = rank_devices(scenario, plan, config)
         with (
             _recording(config, checkpoints, plan, survival) as config,
@@ -218,6 +184,38 @@ class TorchBackend:
                 other_devices(job, len(devices)),
                 first_sample,
             )
+
+    def _configure(self, plan: Plan, steps: int, emulator: Emulator, *, adapts: bool) -> RunConfig:
+        config = RunConfig(
+            self.compute,
+            steps,
+            emulator,
+            adapts,
+            self.tcp,
+            self.backup_every,
+            spread=self.hosts is not None,
+            on_this_device=self.on_this_device,
+            at_profile_speed=self.at_profile_speed,
+            allows_nan=self.allow_nan,
+            decoupled=plan.synchronisation.is_decoupled,
+        )
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return config
+        return replace(
+            config,
+            checkpoints=str(checkpoints.folder.resolve()),
+            checkpoint_every=checkpoints.interval_steps,
+            first_step=checkpoints.first_step,
+            first_sample=_first_sample(checkpoints),
+        )
+
+    def _is_watched(self, config: RunConfig, plan: Plan) -> bool:
+        """Return whether progress is shown; call ``tell`` if that would slow the run down."""
+        if self.watch is None or config.is_steered or plan.synchronisation.method == "allreduce":
+            return self.watch is not None
+        self.tell("no progress is shown, since it would slow down pipelines that do not wait for each other")
+        return False
 
     def _finished(self, checkpoints: Path, scenario: Scenario, plan: Plan, emulator: Emulator) -> RunRecord:
         """Write the parameters of a run that had ended after its last step, and return its record without events."""
@@ -306,114 +304,3 @@ def choose_emulator(choice: EmulatorChoice, tell: Callable[[str], None]) -> Emul
         raise InputError(lack, where="emulator relay", valid="use the emulator 'shaper', which needs none of this")
     tell(f"links are emulated inside the processes, not below TCP: {lack}")
     return "shaper"
-
-
-@contextmanager
-def prepared_job(
-    scenario: Scenario,
-    plan: Plan,
-    config: RunConfig,
-    hosts: Hosts | None = None,
-    survival: Survival | Attachment | None = None,
-) -> Iterator[JobFolder]:
-    """Yield the folder of a job for `run_job`.
-
-    Unless ranks outlive this process, it is a temporary one, which is removed after the block with its files.
-    """
-    if isinstance(survival, Attachment):
-        yield survival.job
-        return
-    with scratch_folder() if survival is None else nullcontext(survival.folder) as folder:
-        job = JobFolder(folder)
-        job.write(scenario, plan, config)
-        create_origin(job.origin)
-        if hosts is None:
-            write_key(job.key, new_key())
-        else:
-            hosts.write(job.hosts)
-        yield job
-
-
-def run_job(
-    job: JobFolder,
-    devices: Sequence[str],
-    driver: PolicyDriver | None = None,
-    survival: Survival | Attachment | None = None,
-    module: str = node_agent.WORKER,
-) -> None:
-    """Run the processes of a job to their end.
-
-    Args:
-        job: The job's folder.
-        devices: The names of the devices in rank order.
-        driver: Calls the policy after each step; None in a job whose ranks receive no messages while they run.
-        survival: How ranks outlive this process, or the ranks that have outlived an earlier one, to follow instead of
-            new ones; None if ranks end with this process.
-        module: Module whose function ``main`` each rank runs, called with the agent's process id and the job's
-            folder, as strings; the function must first call `executor.rank.worker.join_job`.
-
-    Raises:
-        InputError: A rank reported wrong input.
-        RunError: A rank failed or was killed; the message names the rank and the cause.
-    """
-    hosts = read_hosts(job.hosts)
-    with _attached(job, module, hosts, survival) as attachment:
-        server = ControlServer(attachment.listening, attachment.own, read_key(job.key), job, len(devices), hosts)
-        try:
-            kind = WorkersCoordinator if job.read_config().decoupled else Coordinator
-            reached = job.first_unfinished() if attachment is survival else None
-            coordinator = kind(job, devices, hosts, server, driver, reached)
-            try:
-                coordinator.run()
-            except BaseException as error:
-                coordinator.dismiss(1, str(error) or "it was interrupted")
-                raise
-            coordinator.dismiss(0)
-        finally:
-            server.close()
-            # Wait, since the agent also ends the relay, which then writes its report.
-            with suppress(subprocess.TimeoutExpired):
-                attachment.agent.wait(timeouts().agent_exit_s)
-
-
-@contextmanager
-def _attached(
-    job: JobFolder, module: str, hosts: Hosts | None, survival: Survival | Attachment | None
-) -> Iterator[Attachment]:
-    """Yield the connection to the agent of this host, which is started if there is none; it has ended afterwards."""
-    if isinstance(survival, Attachment):
-        with survival.own, ended(survival.agent):
-            yield survival
-        return
-    own, agents = socket.socketpair()
-    with own:
-        with agents:
-            interface = "lo" if hosts is None else hosts.part(hosts.head).interface
-            agent = node_agent.start_agent(job, module, agents, interface, survival)
-        with ended(agent), _naming_full_disk(agent):
-            yield Attachment(job, agent, own, _listening(own, agent, job))
-
-
-@contextmanager
-def _naming_full_disk(agent: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Return a context that gives the cause of a `RunError` where an agent that has ended could not write."""
-    try:
-        yield
-    except RunError as error:
-        if agent.returncode == NO_ROOM:
-            raise RunError(f"the agent of this host: its files cannot be written: {FULL_DISK}") from error
-        raise
-
-
-def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFolder) -> socket.socket:
-    """Return the listening socket that the agent passes over ``own``; raise `RunError` if the agent cannot listen."""
-    said, descriptors, _, _ = socket.recv_fds(own, 1, 1)
-    if descriptors:
-        return socket.socket(fileno=descriptors[0])
-    if said:
-        with own.makefile("rb") as rest:
-            message = decode(said + rest.readline()) or {}
-        raise RunError(str(message.get("reason")))
-    status = agent.wait()
-    printed = job.log.read_text(errors="replace").strip().splitlines()[-3:]
-    raise RunError(f"the agent of this host ended with status {status}: {' | '.join(printed) or 'no message'}")

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from executor.backend import TorchBackend, choose_emulator, prepared_job, run_job
+from executor.backend import TorchBackend, choose_emulator
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import Emulator, RunConfig, Tcp
 from executor.rank.telemetry import read_samples
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, two_stage_scenario

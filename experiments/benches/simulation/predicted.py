@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
-from executor.backend import TorchBackend, prepared_job, run_job
+from executor.backend import TorchBackend
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
 from executor.training.models.loading import load_with_sizes

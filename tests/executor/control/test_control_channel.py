@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from executor.backend import prepared_job
 from executor.control.control_server import MAX_UNPROVED
+from executor.control.launcher import prepared_job
 from executor.control.node_agent import run_member
 from executor.core.control_channel import (
     HEAD_ADDRESS,

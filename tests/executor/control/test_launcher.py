@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.backend import prepared_job, run_job
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import Emulator, RunConfig
 from executor.wan.testbed import missing
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from executor.backend import TorchBackend, prepared_job
+from executor.backend import TorchBackend
 from executor.control.coordinator import Coordinator
+from executor.control.launcher import prepared_job
 from executor.control.policy_driver import PolicyDriver
 from executor.core.control_channel import HEAD_ADDRESS
 from executor.core.events import StepPublisher

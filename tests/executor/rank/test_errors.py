@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from executor.backend import TorchBackend, prepared_job, run_job
+from executor.backend import TorchBackend
+from executor.control.launcher import prepared_job, run_job
 from executor.core.control_channel import HEAD_ADDRESS, new_key, reach_head
 from executor.core.failures import SharedInputError
 from executor.core.job import JobFolder, RunConfig

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor.backend import prepared_job, run_job
+from executor.control.launcher import prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.rank.telemetry import read_samples
 from planner.plan.plan import Pipeline, Plan, Replica, Stage

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from executor.backend import run_job
+from executor.control.launcher import run_job
 from executor.core.clock import create_origin
 from executor.core.control_channel import new_key, write_key
 from executor.core.failures import give_up, read_failure
