@@ -25,9 +25,11 @@ _MOST_JSON_BYTES, _MOST_YAML_BYTES = 64 * 2**20, 4 * 2**20
 _MOST_VALUES = 300_000
 _MOST_LEVELS = 60
 _MOST_DIGITS = 400
+# Any integer of so few digits can be counted, summed and converted to a float.
+_MOST_INTEGER_DIGITS = 20
 
-_NUMBER_TAGS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
-_YAML_TAGS = _NUMBER_TAGS | {f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null", "seq", "map", "merge")}
+_DIGITS = {"tag:yaml.org,2002:int": _MOST_INTEGER_DIGITS, "tag:yaml.org,2002:float": _MOST_DIGITS}
+_YAML_TAGS = _DIGITS.keys() | {f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null", "seq", "map", "merge")}
 
 
 def read_text(path: Path) -> str:
@@ -200,7 +202,7 @@ def _extent(node: yaml.Node, known: dict[int, _Extent | None], level: int) -> _E
 def _check_scalar(node: yaml.Node) -> None:
     if node.tag not in _YAML_TAGS:
         raise _refused(f"the tag '{node.tag}' is not used here", node)
-    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBER_TAGS and len(node.value) > _MOST_DIGITS:
+    if isinstance(node, yaml.ScalarNode) and len(node.value) > _DIGITS.get(node.tag, math.inf):
         raise _refused(f"a number has {len(node.value)} digits", node)
 
 
@@ -210,9 +212,15 @@ def _refused(problem: str, node: yaml.Node) -> yaml.YAMLError:
 
 def _json(text: str) -> Any:
     """Return the plain value of a JSON text, checked as `parse_yaml` does."""
-    value = json.loads(text, object_pairs_hook=_unrepeated)
+    value = json.loads(text, object_pairs_hook=_unrepeated, parse_int=_integer)
     _check_levels(value, 0)
     return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_INTEGER_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

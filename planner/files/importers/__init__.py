@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from traces.common.errors import InputError, unknown_name
 from traces.common.text import read_regular
 
 Key = TypeVar("Key", str, int)
 Value = TypeVar("Value")
+
+# Largest size or time in a profile: far above what anybody measures, and its sums and products are finite.
+MOST = 10**15
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Amount = Annotated[float, Field(ge=0, le=MOST)]
 
 
 def read_bytes(path: Path) -> bytes:

@@ -14,11 +14,12 @@ the forward of the last layer, which computes the loss.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.files.importers import read_file
+from planner.files.importers import Amount, Whole, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
@@ -31,7 +32,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class _Parameters:
-    parameters_per_layer_bytes: list[NonNegativeInt]
+    parameters_per_layer_bytes: list[Whole]
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Time:
-    layer_compute_total_ms: list[NonNegativeFloat]
-    forward_backward_time_ms: PositiveFloat | None = None
-    optimizer_time_ms: NonNegativeFloat | None = None
+    layer_compute_total_ms: list[Amount]
+    forward_backward_time_ms: Annotated[Amount, Field(gt=0)] | None = None
+    optimizer_time_ms: Amount | None = None
 
 
 @dataclass(frozen=True)
 class _Memory:
-    layer_memory_total_mb: list[NonNegativeFloat]
+    layer_memory_total_mb: list[Amount]
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ operator with several outputs lists their sizes: ``[6291456.0; 131072.0]``. The 
 repository. As in optimizer/optimizer_graph_hierarchical.py, inputs cost nothing, and unused outputs are left out.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planner.files.importers import read_bytes
+from planner.files.importers import MOST, read_bytes
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
@@ -120,8 +119,8 @@ def _node(parts: Mapping[str, str], where: str) -> _Node:
         forward, backward, parameters = (float(parts[key]) for key in ("forward", "backward", "parameters"))
     except ValueError as error:
         raise InputError(str(error), where=where, valid="times and sizes are numbers") from None
-    if not all(0 <= each < math.inf for each in (forward, backward, parameters, *activations)):
-        raise InputError("a time or a size is negative or not finite", where=where, valid="give 0 or more everywhere")
+    if not all(0 <= each <= MOST for each in (forward, backward, parameters, *activations)):
+        raise InputError("a time or a size is out of range", where=where, valid=f"give 0 to {MOST:.0e} everywhere")
     return _Node(parts["name"], parts["what"], forward / 1000, backward / 1000, sum(activations), parameters)
 
 

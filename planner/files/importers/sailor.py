@@ -16,7 +16,7 @@ from types import MappingProxyType
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from planner.files.importers import pick, read_file
+from planner.files.importers import Whole, pick, read_file
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from traces.common.errors import InputError
 
@@ -62,9 +62,9 @@ def measured_layers(row: Row) -> list[int]:
 
 @dataclass(frozen=True)
 class _LayerSizes:
-    params_bytes: int
-    act_output_bytes: int
-    act_mem_bytes: int
+    params_bytes: Whole
+    act_output_bytes: Whole
+    act_mem_bytes: Whole
 
 
 _Row = dict[int, tuple[float, float, float]]

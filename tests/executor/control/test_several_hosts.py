@@ -104,6 +104,7 @@ def test_a_head_with_an_address_of_ipv6(tmp_path: Path) -> None:
     assert said_at_end(member) == ""
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then a job of H hosts and N ranks has H agents and N ranks beside the launcher, which is this process."""
     mark = uuid.uuid4().hex

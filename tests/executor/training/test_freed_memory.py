@@ -32,6 +32,7 @@ def page_faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library: nothing is told to it")
 def test_later_steps_find_the_memory_of_those_before() -> None:
     """Eight steps, each with four microbatches in flight; without this it is a thousand pages and more in each."""

@@ -49,6 +49,7 @@ def expected(sweep_file: Path) -> list[dict[str, Any]]:
     return rows(sweep_file.parent / "local")
 
 
+@pytest.mark.slow
 @needs_submitit
 def test_jobs_of_submitit(sweep_file: Path, tmp_path: Path) -> None:
     sweep = read_sweep(sweep_file)

@@ -93,6 +93,14 @@ def changed(**keys: Any) -> dict[str, Any]:
             "execution_time.layer_compute_total_ms.1",
         ),
         (
+            {"DeviceType.A100_tp1_bs1.json": document([1.0, 1.0, 1.0], [1, 1, 1e300], PARAMETERS)},
+            "execution_memory.layer_memory_total_mb.2",
+        ),
+        (
+            {"DeviceType.A100_tp1_bs1.json": document([1.0, 1.0, 1.0], [1], [1, 1, 10**400])},
+            "model.parameters.parameters_per_layer_bytes.2",
+        ),
+        (
             {
                 "DeviceType.A100_tp1_bs1.json": changed(),
                 "DeviceType.A100_tp1_bs2.json": document([1.0], [1], [1]),

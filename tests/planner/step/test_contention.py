@@ -1,6 +1,7 @@
 """The estimate of what flows make of shared links, against the simulator."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def one_step_s(plan: Plan, scenario: Scenario) -> float:
     return measure(Simulator().run(scenario, plan, None, 1)).step_s
 
 
+@pytest.mark.slow
 def test_it_is_nearer_to_the_simulator_than_links_of_ones_own() -> None:
     # A LAN that three devices share, and links between regions.
     scenario = choose_scenario("cloud-edge-end")

@@ -78,6 +78,7 @@ def test_of_many_scenarios_of_four_devices_none_has_a_better_plan() -> None:
     assert max(factors.values()) == 1.0, {seed: factor for seed, factor in factors.items() if factor > 1}
 
 
+@pytest.mark.slow
 @settings(max_examples=5, derandomize=True, phases=[Phase.generate])
 @given(SEEDS)
 def test_it_is_never_worse_than_any_other_strategy(seed: int) -> None:
@@ -104,6 +105,7 @@ def test_a_device_that_has_gone_is_not_in_the_plan_and_one_more_does_no_harm(see
     assert seconds(whole, scenario) <= 1.001 * seconds(rest, shrunken)
 
 
+@pytest.mark.slow
 def test_the_same_scenario_gets_the_same_plan_whatever_was_planned_before() -> None:
     first = auto(unlike_scenario(7, (4, 4), (5, 5), 16))
     auto(unlike_scenario(8, (3, 3), (4, 4), 16))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def observed(deviations: list[float]) -> Links:
     return links
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(SMALL, SMALL)
 def test_links_that_differ_by_noise_lead_to_the_same_plans(one: list[float], other: list[float]) -> None:
