@@ -33,10 +33,6 @@ class RateTable:
     duration_s: float = math.inf
     repeat_from_s: float = 0.0
 
-    def at(self, time_s: float) -> float:
-        """Return the rate at a time before the table repeats."""
-        return self.rates[int(np.searchsorted(self.times_s, time_s, side="right")) - 1]
-
     def clipped(self, factor: float, ceiling: float) -> "RateTable":
         """Return the table with rates times ``factor``, and none above ``ceiling``."""
         rates = [min(rate * factor, ceiling) for rate in self.rates]
@@ -48,16 +44,18 @@ class RateTable:
         loops = math.isfinite(self.duration_s)
         last_cut_s = end_s if math.isfinite(end_s) else start_s
         turns = max(0, math.ceil((last_cut_s - self.repeat_from_s) / period_s)) if loops else 0
-        pieces = list(zip(self.times_s, self.rates, strict=True))
-        repeated = [piece for piece in pieces if piece[0] >= self.repeat_from_s]
-        for turn in range(1, turns + 1):
-            pieces += [(time_s + turn * period_s, rate) for time_s, rate in repeated]
-        cuts = sorted({time_s for time_s, _ in pieces} | {start_s} | ({end_s} if math.isfinite(end_s) else set()))
-        unrolled = RateTable([time_s for time_s, _ in pieces], [rate for _, rate in pieces])
-        rates = [0.0 if start_s <= cut < end_s else unrolled.at(cut) for cut in cuts]
+        times_s, rates = np.array(self.times_s), np.array(self.rates)
+        repeated = times_s >= self.repeat_from_s
+        shifts_s = period_s * np.arange(1, turns + 1)
+        unrolled_s = np.concatenate([times_s, np.add.outer(shifts_s, times_s[repeated]).ravel()])
+        rates = np.concatenate([rates, np.tile(rates[repeated], turns)])
+        ends_s = [start_s, end_s] if math.isfinite(end_s) else [start_s]
+        cuts_s = np.unique(np.concatenate([unrolled_s, ends_s]))
+        rates = rates[np.searchsorted(unrolled_s, cuts_s, side="right") - 1]
+        rates[(cuts_s >= start_s) & (cuts_s < end_s)] = 0.0
         if not loops or math.isinf(end_s):
-            return RateTable(cuts, rates)
-        return RateTable(cuts, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
+            return RateTable(cuts_s.tolist(), rates.tolist())
+        return RateTable(cuts_s.tolist(), rates.tolist(), self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
 
 
 def link_table(trace: LinkTrace) -> RateTable:
