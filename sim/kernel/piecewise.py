@@ -55,7 +55,9 @@ class RateTable:
         rates[(cuts_s >= start_s) & (cuts_s < end_s)] = 0.0
         if not loops or math.isinf(end_s):
             return RateTable(cuts_s.tolist(), rates.tolist())
-        return RateTable(cuts_s.tolist(), rates.tolist(), self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
+        return RateTable(
+            cuts_s.tolist(), rates.tolist(), self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s
+        )
 
 
 def link_table(trace: LinkTrace) -> RateTable:
