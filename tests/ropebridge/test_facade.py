@@ -72,7 +72,7 @@ def test_a_wrong_name_is_refused_with_the_nearest(call: Callable[[], object]) ->
 @pytest.mark.parametrize("verb", [ropebridge.simulate, ropebridge.run])
 @pytest.mark.parametrize("steps", [0, -1])
 def test_no_steps_are_refused(verb: Callable[..., object], steps: int) -> None:
-    with pytest.raises(ropebridge.RopebridgeError, match="steps: .* is not allowed; give 1 or more"):
+    with pytest.raises(ropebridge.RopebridgeError, match=r"steps: .* is not allowed; give 1 or more"):
         verb("two-regions", "megatron", steps=steps)
 
 
