@@ -82,6 +82,12 @@ class ModelCosts:
         beyond = max(layer.peak_bytes - samples * layer.activation_bytes for layer in self.layers)
         return max(0, beyond) / most if most else 0.0
 
+    def extremes_s(self, samples: int) -> tuple[float, float]:
+        """Return forward and backward of all layers, each in its quickest round, and each in its slowest one."""
+        times = [layer.times[samples] for layer in self.layers]
+        passes = [time for each in times for time in (each.forward_s, each.backward_s)]
+        return sum(each.least for each in passes), sum(each.most for each in passes)
+
 
 def profiling_steps(samples: Sequence[int]) -> int:
     """Return how many times `profile_model` reports its progress."""

@@ -122,7 +122,11 @@ CheckpointEveryOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on from the newest complete checkpoint, with the plan that it had.")
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the newest complete checkpoint, with the plan that it had, unless another is given.",
+    ),
 ]
 EngineOption = Annotated[
     str,

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.profiles.model import work_table
 from experiments.profiles.model_file import ModelLayers, add_to_model_file
 from experiments.runs.console import check_targets
-from planner.files.importers.huggingface import read_huggingface
+from planner.files.importers.huggingface import model_name, read_huggingface
 from planner.files.importers.metis import read_metis
 from planner.files.importers.pipedream import read_pipedream
 from planner.files.importers.sailor import PRECISION, profiled_models, read_sailor
@@ -72,7 +72,7 @@ def _huggingface(config: ImportConfig) -> _Imported:
         raise error.within("--tokens") from None
     tied = "; head and embedding share a table, and each layer holds a copy" if shape.tied else ""
     note = f"{shape.parameters:,} parameters{tied}; samples of {tokens:,} tokens, numbers of 4 bytes"
-    return ModelLayers(config.name or path.resolve().parent.name or "huggingface", layers), (note,)
+    return ModelLayers(config.name or model_name(path), layers), (note,)
 
 
 def _metis(config: ImportConfig) -> _Imported:

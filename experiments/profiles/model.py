@@ -58,6 +58,9 @@ def _forward(layer: LayerProfile | LayerWork) -> str:
 # Significant digits of a time in the model file; further digits differ from run to run.
 _DIGITS = 5
 
+# Slowest rounds that take longer than this many times the quickest are reported.
+_STEADY = 3
+
 
 def profile(config: ProfileConfig, output: Path, as_json: bool, tell: Callable[[str], None]) -> str:
     """Measure a model's layers, write or complete its model file, and return a table, or JSON in SI units.
@@ -192,6 +195,17 @@ def _table(costs: ModelCosts, samples: int) -> list[str]:
         f"peak of a pass through all layers: {size_text(costs.peak_bytes)}, beside parameters and their gradients",
         f"launch overhead: {launch} for every forward and backward, beside the layers' times; a scenario has both as "
         f"'effects: {{compute: {{launch_overhead: {launch}}}, {memory}}}'",
+        *_unsteady(*costs.extremes_s(samples)),
+    ]
+
+
+def _unsteady(least_s: float, most_s: float) -> list[str]:
+    """Return a warning if the rounds differ so much that their medians say little."""
+    if most_s <= _STEADY * least_s:
+        return []
+    return [
+        f"not steady: all layers take {1000 * least_s:.3g} ms in their quickest rounds, {1000 * most_s:.3g} ms in "
+        "their slowest; end other programs on this machine and measure again"
     ]
 
 

@@ -12,7 +12,7 @@ from experiments.profiles.model_file import refuse_another_model
 from experiments.runs.console import check_targets
 from planner.files.cluster import read_kind_table
 from planner.files.documents import Document, parse_yaml
-from planner.files.importers.huggingface import read_config
+from planner.files.importers.huggingface import model_name, read_config
 from planner.files.parsing import Part
 from planner.files.training import read_data
 from planner.scenario.scenario import Code, HuggingFaceCode, ModelCode
@@ -57,7 +57,7 @@ class ProfileConfig:
     @property
     def name(self) -> str:
         """The name of the model: that of its file, or of the folder of its ``config.json``."""
-        return self.code.stem if self.tokens is None else self.code.resolve().parent.name or "huggingface"
+        return self.code.stem if self.tokens is None else model_name(self.code)
 
     @property
     def measured_precision(self) -> str | None:

@@ -42,7 +42,12 @@ def carry_out(
     ``policy`` is an adaptation policy or its name; None keeps the plan. ``make_backend`` takes the folder into which
     the run is being written, or None, and returns the backend; ``complete`` takes the backend's record and returns the
     one to keep.
+
+    Raises:
+        InputError: There is no step to carry out.
     """
+    if steps < 1:
+        raise InputError(f"{steps} is not allowed", where="steps", valid="give 1 or more")
     chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
     with new_folder(output) if output is not None else nullcontext() as folder:
         record = complete(make_backend(folder).run(scenario, plan, chosen_policy, steps))
@@ -78,7 +83,7 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
         InputError: Both are given, or the duration is not above zero.
     """
     if duration is None:
-        return steps or DEFAULT_STEPS, math.inf
+        return DEFAULT_STEPS if steps is None else steps, math.inf
     if steps is not None:
         raise InputError("both --steps and --duration are given", valid="give one of them")
     duration_s = parse_duration_s(duration)

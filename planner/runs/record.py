@@ -73,6 +73,10 @@ class RunRecord:
     samples_before: int = 0
     interruptions: tuple[Interruption, ...] = ()
 
+    def __repr__(self) -> str:
+        # A notebook shows this for a cell that ends with a run, whose scenario and events would fill many pages.
+        return f"<{self.backend} run of {self.scenario.name} ({self.plan.strategy}, {self.plan.schedule})>"
+
     @property
     def metrics(self) -> "pd.DataFrame":
         """The metrics of each step: a row per step, indexed by ``step``.

@@ -214,6 +214,8 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):
         try:
             code = read_regular(path)
+        except FileNotFoundError:
+            raise InputError("there is no such file", where=str(path), valid="check the path") from None
         except InputError as error:
             raise error.within(str(path)) from None
         # An import by importlib would write a `__pycache__` beside the user's file.

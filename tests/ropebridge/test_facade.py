@@ -69,6 +69,18 @@ def test_a_wrong_name_is_refused_with_the_nearest(call: Callable[[], object]) ->
         call()
 
 
+@pytest.mark.parametrize("verb", [ropebridge.simulate, ropebridge.run])
+@pytest.mark.parametrize("steps", [0, -1])
+def test_no_steps_are_refused(verb: Callable[..., object], steps: int) -> None:
+    with pytest.raises(ropebridge.RopebridgeError, match=r"steps: .* is not allowed; give 1 or more"):
+        verb("two-regions", "megatron", steps=steps)
+
+
+def test_a_run_at_the_end_of_a_cell_is_one_short_line() -> None:
+    run = ropebridge.simulate("two-regions", "megatron", steps=2)
+    assert repr(run) == "<simulated run of two-regions (megatron, 1f1b)>"
+
+
 def test_a_plan_of_another_scenario_is_refused() -> None:
     plan = ropebridge.make_plan("megatron", "two-regions")
     with pytest.raises(ropebridge.RopebridgeError, match="west-gpu"):

@@ -123,6 +123,12 @@ def read_huggingface(path: Path) -> Shape:
         raise error.within(str(path)) from None
 
 
+def model_name(path: Path) -> str:
+    """Return the name of a model: that of its folder if the file is a ``config.json``, else that of the file."""
+    path = path.resolve()
+    return (path.parent.name or "huggingface") if path.name == "config.json" else path.stem
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a ``config.json``.
 

@@ -138,6 +138,41 @@ def test_files_that_are_no_model(name: str, text: str | None, message: str, tmp_
     assert not (tmp_path / "model.yaml").exists()
 
 
+SLEEPING = """
+import time
+import torch
+from torch import nn
+
+passes = 0
+
+class Sleeping(nn.Linear):
+    def forward(self, x):
+        global passes
+        passes += 1
+        time.sleep(SECONDS)
+        return super().forward(x)
+
+class Model:
+    layers = [Sleeping(4, 4)]
+    loss = staticmethod(nn.functional.cross_entropy)
+
+    def samples(self, first, count):
+        return torch.ones(count, 4), torch.zeros(count, dtype=torch.long)
+
+def build():
+    return Model()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "steady"), [("0.05", True), ("1e-5 * min(passes, 100) ** 2", False)])
+def test_rounds_that_differ_much_are_reported(seconds: str, steady: bool, tmp_path: Path) -> None:
+    (tmp_path / "sleeping.py").write_text(SLEEPING.replace("SECONDS", seconds))
+    command = ["profile", "model", "sleeping.py", "--samples", "1", "--repeats", "1", "-o", "sleeping.yaml"]
+    done = ropebridge(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("not steady: all layers take" not in done.stdout) == steady, done.stdout
+
+
 def test_the_file_of_another_model_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "gpt.yaml"
     file.write_text("name: other\nlayers: []\n")

@@ -79,6 +79,16 @@ def test_what_is_imported_is_the_model_of_a_scenario(format_: str, folder: Path)
     assert (folder / "model.yaml").read_bytes() == before
 
 
+@pytest.mark.parametrize(("file", "name"), [("config.json", "gpt-small"), ("tiny.json", "tiny")])
+def test_a_config_names_its_model_by_the_folder_or_by_its_own_name(file: str, name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "gpt-small"
+    folder.mkdir()
+    (folder / file).write_text(json.dumps(CONFIG))
+    done = ropebridge("profile", "import", "huggingface", file, "--tokens", "16", "-o", "model.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "model.yaml").read_text().startswith(f"name: {name}\n")
+
+
 SAILOR = "{name: toy, sailor: {times: times.json, sizes: sizes.json, model: toy}}"
 
 

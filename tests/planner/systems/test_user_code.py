@@ -146,6 +146,12 @@ def test_a_file_that_fails_on_import(text: str, says: str, tmp_path: Path) -> No
     assert refused("plan", "digits", "--strategy", file).startswith(f"ropebridge: {file}:{says}")
 
 
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    file, says = tmp_path / "mine.py", "there is no such file; check the path"
+    assert refused("plan", "digits", "--strategy", file) == f"ropebridge: {file}: {says}"
+    assert refused("simulate", "digits", "--policy", file, "--strategy", "ddp") == f"ropebridge: {file}: {says}"
+
+
 def test_an_interrupt_of_the_users_code_is_an_interrupt(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def plan(scenario):\n    raise KeyboardInterrupt\n")

@@ -99,7 +99,7 @@ DATA = {
     "no-files": (no_files, "tokens: the folder has no file of tokens; its files must have names that end in .bin"),
     "odd-bytes": (odd_bytes, "part-01.bin: its 81 bytes are no whole number of uint16 numbers; write 2 bytes"),
     "too-few": (too_few, "tokens: no file has the 17 tokens of a sample: the longest has 16; add longer files"),
-    "no-code": (no_code, "nowhere.py: the dataset file fails on import: FileNotFoundError"),
+    "no-code": (no_code, "nowhere.py: there is no such file; check the path"),
     "no-build": (code("x = 1"), "dataset.py: the dataset file has no function 'build'; define build(**arguments)"),
     "arguments": (code("def build(): pass", ", arguments: {n: 1}"), "'build' does not take these arguments"),
     "build-fails": (code("def build(): return 1 / 0"), "'build' fails with the arguments {}: ZeroDivisionError"),
