@@ -15,7 +15,7 @@ from typing import Any
 from planner.adapt.gradient_noise import ESTIMATORS, GradientNorms, smoothed_noise
 from planner.events.event import write_events
 from planner.events.file import EventFile
-from planner.files.documents import read_json, read_lines
+from planner.files.documents import read_json, read_json_lines
 from planner.files.effects import network_name
 from planner.files.plan import decision_json, parse_decision, read_plan, write_plan
 from planner.files.resolved_scenario import read_resolved_scenario, write_resolved_scenario
@@ -123,10 +123,10 @@ def read_record(folder: Path) -> RunRecord:
         )
     try:
         summary = read_json(folder / "summary.json")
-        decisions = tuple(parse_decision(json.loads(line)) for line in read_lines(folder / "decisions.jsonl"))
+        decisions = tuple(parse_decision(value) for value in read_json_lines(folder / "decisions.jsonl"))
         events = EventFile(folder / EVENTS)
-        measured = read_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
-        norms = tuple(GradientNorms.from_json(json.loads(line)) for line in measured)
+        measured = read_json_lines(folder / _NORMS) if (folder / _NORMS).exists() else []
+        norms = tuple(GradientNorms.from_json(value) for value in measured)
         backend, losses = summary["backend"], tuple(math.nan if loss is None else loss for loss in summary["losses"])
         network = _network(summary)
         # Runs of earlier versions lack this entry.

@@ -75,15 +75,17 @@ def show(path: Path, *, loops: bool = True, as_json: bool = False, plot: Path | 
             raise InputError("a trace of pre-emptions has no rates to draw", where="--plot", valid="leave it out")
         return _show_preemption(path, as_json)
     trace = read_trace(path, loops=loops)
+    statistics = describe(trace)
+    if as_json:
+        text = json.dumps({"path": str(path), "loops": loops, **asdict(statistics)}, indent=2)
+    else:
+        text = "\n".join((f"{path}", sparkline(trace), *_table(statistics, loops)))
     if plot is not None:
         # Imported here, since loading matplotlib takes longer than the rest of the command.
         from experiments.report.figures.links import plot_rates
 
         plot_rates({path.name: trace}, plot)
-    statistics = describe(trace)
-    if as_json:
-        return json.dumps({"path": str(path), "loops": loops, **asdict(statistics)}, indent=2)
-    return "\n".join((f"{path}", sparkline(trace), *_table(statistics, loops)))
+    return text
 
 
 def _show_preemption(path: Path, as_json: bool) -> str:

@@ -65,21 +65,25 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file that ropebridge wrote, which may have none.
+def read_json(path: Path) -> Any:
+    """Return the plain value of a JSON file that ropebridge wrote.
 
     Raises:
         InputError: The file is special, or has more than `traces.common.text.MOST_BYTES`.
         OSError: The file cannot be read.
-        ValueError: The file is no text.
+        ValueError: The file is not JSON.
     """
-    return _written_text(path).splitlines()
+    return _written_value(_written_text(path))
 
 
-def read_json(path: Path) -> Any:
-    """Return the plain value of a JSON file that ropebridge wrote; raises as `read_lines` does."""
+def read_json_lines(path: Path) -> list[Any]:
+    """Return the plain values of a file that ropebridge wrote, one in each line; raises as `read_json` does."""
+    return [_written_value(line) for line in _written_text(path).splitlines()]
+
+
+def _written_value(text: str) -> Any:
     try:
-        return _json(_written_text(path))
+        return _json(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
