@@ -175,7 +175,10 @@ class Coordinator:
     def _hear_agent(self, agent: Peer, message: Message | None) -> None:
         if message is None:
             if agent is self._server.own_agent:
-                raise RunError("the agent of this host has ended, and with it all ranks of this host")
+                printed = self._job.last_printed()
+                raise RunError(
+                    f"the agent of this host has ended, and with it all ranks of this host{printed and f': {printed}'}"
+                )
             self._processes.lose_agent(agent)
         elif message["kind"] == "hello":
             self._processes.greet(agent)

@@ -131,5 +131,4 @@ def _listening(own: socket.socket, agent: "subprocess.Popen[bytes]", job: JobFol
             message = decode(said + rest.readline()) or {}
         raise RunError(str(message.get("reason")))
     status = agent.wait()
-    printed = job.log.read_text(errors="replace").strip().splitlines()[-3:]
-    raise RunError(f"the agent of this host ended with status {status}: {' | '.join(printed) or 'no message'}")
+    raise RunError(f"the agent of this host ended with status {status}: {job.last_printed() or 'no message'}")

@@ -336,17 +336,21 @@ def main(parent: str, folder: str, module: str, descriptor: str, guardian: str =
     channel = Channel(connection)
     with ExitStack() as stack:
         address = ("127.0.0.1", 0) if hosts is None else (hosts.address, hosts.port)
-        if config.emulator == "relay":
-            address = (control_address(), 0)
-            stack.enter_context(running_relay(job, config.tcp, lambda reason: channel.send("failed", reason=reason)))
+        failed = ""
         try:
+            if config.emulator == "relay":
+                address = (control_address(), 0)
+                stack.enter_context(running_relay(job, config.tcp, lambda why: channel.send("failed", reason=why)))
             listening = listen(address)
+        except RunError as error:
+            failed = str(error)
         except OSError as error:
-            reason = (
+            failed = (
                 f"the head cannot listen at {address[0]}, port {address[1]}: {error.strerror or error}; correct its "
                 "'address' or 'port' in hosts.yaml, or end the process that uses the port"
             )
-            channel.send("failed", reason=reason)
+        if failed:
+            channel.send("failed", reason=failed)
             _answer_to_failure(channel)
             return
         kept = [listening.dup().detach(), int(lock)] if guardian else []

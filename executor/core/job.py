@@ -239,6 +239,10 @@ class JobFolder:
         (step,) = _STEP.unpack(self.reached.read_bytes())
         return int(step)
 
+    def last_printed(self) -> str:
+        """Return the last lines that the agent of this host or its relay have printed, in one line; or empty."""
+        return " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-3:])
+
     def _document(self, name: str) -> Path:
         return self.path / f"{name}.json"
 

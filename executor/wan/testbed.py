@@ -89,7 +89,8 @@ def running_relay(
     assert relay.stdout is not None
     networks = relay.stdout.readline()
     if not networks:
-        raise RunError(f"the relay of the emulated links did not start: status {relay.wait()}")
+        status = relay.wait()
+        raise RunError(f"the relay of the emulated links did not start: {job.last_printed() or f'status {status}'}")
     os.environ[NETWORKS] = networks
     is_over = threading.Event()
 

@@ -17,7 +17,7 @@ from experiments.benches.faults.case import SHAPES, STEPS, Case
 from experiments.benches.faults.judging import MOST_DIFFERENCE, Trained, compare, moves_of, undisturbed, untrue
 from experiments.benches.faults.moves import Moves, moves_in
 from experiments.benches.faults.running import Ended, Running
-from experiments.benches.faults.trials import CUT, LAUNCHER, Trial, draw
+from experiments.benches.faults.trials import CUT, FULL_DISK, LAUNCHER, Trial, draw
 from experiments.benches.processes import networks
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.runs.folder import read_record
@@ -154,7 +154,9 @@ def _struck(trial: Trial, running: Running, usual: Usual) -> tuple[str, str, lis
     if not (killed and first.status < 0):
         plans = [trial.case.plan, *(plan for _, plan in trial.case.moves)]
         wrong = untrue(first.said, first.struck, plans)
-        if first.status != 1 or wrong:
+        # Before the run begins, a full disk is refused as wrong input is.
+        statuses = (1, 2) if any(strike.kind == FULL_DISK for strike in first.struck) else (1,)
+        if first.status not in statuses or wrong:
             return "ended", wrong or f"status {first.status}: {first.said.strip()[-300:]}", ends
     second = running.carry_out((), usual.whole_s, limit_s, resumes=True)
     ends.append(second)

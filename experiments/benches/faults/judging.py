@@ -32,10 +32,12 @@ _NO_COPY = r"lost devices (?P<devices>.*): no remaining device has a copy of the
 # What a run may say when it ends, and the strikes of which one must have struck for it to be true.
 _TRUTHS: Mapping[str, Collection[str]] = {
     _NO_COPY: (KILL, STOP, CUT),
+    r"no device holds layer \d+ any more": (KILL, STOP, CUT),
     r"all ranks are lost, and with them all copies": (KILL, STOP, CUT),
+    # The relay's end before the first step ends the agent.
+    r"the relay of the emulated links (ended|did not start)": (RELAY, FULL_DISK),
     r"the agent of this host has ended, and with it all ranks of this host": (AGENT, FULL_DISK),
     r"the agent of this host ended with status": (AGENT, FULL_DISK),
-    r"the relay of the emulated links (ended|did not start)": (RELAY, FULL_DISK),
     r"lost after the last step, before sending the files": (KILL, STOP, CUT),
     r"as were the two processes of this rank before": (KILL, STOP),
     r"(?i)no space left|file too large|cannot be written": (FULL_DISK,),
