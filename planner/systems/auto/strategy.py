@@ -8,11 +8,13 @@ objective is returned. Devices are taken in an order that depends on neither the
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from math import inf
 
 from planner.check import is_possible
-from planner.cost.in_flight import no_split_fits
+from planner.cost.in_flight import fitting_depths, no_split_fits, plain_depths
 from planner.cost.synchronisation import uneven_sum
+from planner.plan.microbatches import even_cut
 from planner.plan.plan import ALGORITHMS, Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, within_regions
@@ -143,6 +145,7 @@ def _search(
         raise no_split_fits(listed, _NAME, devices)
     best = min(able, key=final_score)
     if effort is _SMALL or effort.judged:
+        best = min((best, *filter(may_run, _deeper(best, scenario))), key=final_score)
         sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
         best = min((best, *sums), key=final_score)
     if final_score(best) == inf:
@@ -216,6 +219,27 @@ def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     for buckets in BUCKETS if few and len(plan.devices) > 1 else ():
         size_bytes = max(1, largest // buckets)
         yield replace(whole, synchronisation=replace(plan.synchronisation, bucket_bytes=size_bytes))
+
+
+def _deeper(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
+    """Yield a plan in the order of 1F1B with more microbatches in flight, and with as many or twice as many of them.
+
+    Whole backwards deliver gradients later than split ones, which more microbatches in flight hide; on links that flows
+    share, more than the latencies alone would need.
+    """
+    if not _has_stages(plan):
+        return
+    for times, factor in product((1, 2), (2, 3)):
+        pipelines = []
+        for pipeline in plan.pipelines:
+            microbatches = even_cut(pipeline.samples, min(times * len(pipeline.microbatches), pipeline.samples))
+            wanted = [max(1, factor * depth - 1) for depth in plain_depths(len(pipeline.stages))]
+            depths = fitting_depths(wanted, pipeline.stages, scenario, microbatches)
+            if depths is None:
+                break
+            pipelines.append(replace(pipeline, microbatches=microbatches).with_depths(depths))
+        else:
+            yield replace(plan, pipelines=tuple(pipelines), schedule="1f1b", order="scheduled")
 
 
 def _with_other_sums(plan: Plan) -> Iterator[Plan]:
