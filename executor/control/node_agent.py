@@ -11,6 +11,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +46,9 @@ RankFunction = Callable[[str, str], None]
 
 # Number of bytes from the end of a rank's log that are sent to the head when the rank's process has ended.
 _LOG_BYTES = 16_000
+
+# Longest time from the end of the connection of a launcher that is killed to its end, seconds.
+_LAUNCHER_EXIT_S = 1.0
 
 
 @dataclass(eq=False)
@@ -324,13 +328,33 @@ def start_agent(
 
 def main(parent: str, folder: str, module: str, descriptor: str, guardian: str = "", lock: str = "") -> None:
     """Run the agent on the head's host; the arguments are those of the command line in `start_agent`."""
-    if guardian:
-        end_with_ancestor(int(parent), int(guardian))
-    else:
-        die_with_parent(int(parent))
     # On SIGTERM raise SystemExit, so that `NodeAgent.serve` ends the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     job = JobFolder(Path(folder))
+    if guardian:
+        end_with_ancestor(int(parent), int(guardian))
+        _serve_here(job, module, descriptor, lock)
+        return
+    is_told = False
+    try:
+        die_with_parent(int(parent), signal.SIGTERM)
+        is_told = _serve_here(job, module, descriptor)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # A launcher that is killed closes its connections before it has ended.
+        until_s = time.monotonic() + (0.0 if is_told else _LAUNCHER_EXIT_S)
+        while os.getppid() == int(parent) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        if os.getppid() != int(parent):
+            # Nobody else removes the files of a launcher that was killed.
+            shutil.rmtree(job.path, ignore_errors=True)
+
+
+def _serve_here(job: JobFolder, module: str, descriptor: str, lock: str = "") -> bool:
+    """Run the agent on the head's host; return whether the launcher has said that the job is over.
+
+    ``lock`` is the descriptor of `Survival.lock`; empty if the ranks end with their launcher.
+    """
     hosts, config = read_hosts(job.hosts), job.read_config()
     connection = socket.socket(fileno=int(descriptor))
     channel = Channel(connection)
@@ -351,24 +375,22 @@ def main(parent: str, folder: str, module: str, descriptor: str, guardian: str =
             )
         if failed:
             channel.send("failed", reason=failed)
-            _answer_to_failure(channel)
-            return
-        kept = [listening.dup().detach(), int(lock)] if guardian else []
+            return _answer_to_failure(channel) is not None
+        kept = [listening.dup().detach(), int(lock)] if lock else []
         with listening:
             address = listening.getsockname()[:2]
             socket.send_fds(connection, [b"!"], [listening.fileno()])
         # Meanwhile the launcher starts its server.
         run_rank = load_rank(module, job, channel, "this host")
         if run_rank is None:
-            _answer_to_failure(channel)
-            return
+            return _answer_to_failure(channel) is not None
         said = channel.receive()
         if said is None or said["kind"] != "welcome":
-            return
+            return said is not None
         agent = NodeAgent(job, run_rank, tuple(said["ranks"]), said["count"], head_address(address, 0.0))
         if kept:
             agent.outlive_launcher(kept)
-        agent.serve(channel, replaces=said["replaces"])
+        return agent.serve(channel, replaces=said["replaces"]) is not None
 
 
 if __name__ == "__main__":

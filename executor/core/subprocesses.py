@@ -28,15 +28,15 @@ _PR_SET_TIMERSLACK = 29
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process with the id ``parent``, ends for any reason.
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent, the process with the id ``parent``, ends anyhow.
 
     Works on Linux only; on other systems this process ends only by its parent's clean-up.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, by)
     # The parent may have ended before the call took effect.
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), by)
 
 
 def end_with_ancestor(parent: int, ancestor: int) -> None:

@@ -74,6 +74,8 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with started(RUN, tmp_path) as (process, mark):
         wait_until(lambda: len(workers(mark)) == 2, "the workers do not start")
         process.kill()
+        wait_until(lambda: not marked_processes(mark), "workers or their agent outlive the launcher")
+    assert left_behind(tmp_path) == []
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
