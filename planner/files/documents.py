@@ -25,8 +25,8 @@ _MOST_JSON_BYTES, _MOST_YAML_BYTES = 64 * 2**20, 4 * 2**20
 _MOST_VALUES = 300_000
 _MOST_LEVELS = 60
 _MOST_DIGITS = 400
-# Any integer of so few digits can be counted, summed and converted to a float.
-_MOST_INTEGER_DIGITS = 20
+# Integers of so few digits can be converted to floats, and so can the product of three of them.
+_MOST_INTEGER_DIGITS = 100
 
 _DIGITS = {"tag:yaml.org,2002:int": _MOST_INTEGER_DIGITS, "tag:yaml.org,2002:float": _MOST_DIGITS}
 _YAML_TAGS = _DIGITS.keys() | {f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null", "seq", "map", "merge")}

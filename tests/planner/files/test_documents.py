@@ -43,8 +43,8 @@ TEXTS = {
     "set.yaml": ("name: !!set {a, b}", "the tag 'tag:yaml.org,2002:set' is not used here"),
     "code.yaml": ("name: !!python/object/apply:os.getcwd []", "is not used here"),
     "sixties.yaml": ("name: 1" + ":59" * 5000, "a number has 15001 digits"),
-    "many-digits.yaml": ("name: " + "9" * 21, "a number has 21 digits"),
-    "many-digits.json": ('{"name": ' + "9" * 21 + "}", "a number has 21 digits"),
+    "many-digits.yaml": ("name: " + "9" * 101, "a number has 101 digits"),
+    "many-digits.json": ('{"name": ' + "9" * 101 + "}", "a number has 101 digits"),
 }
 
 
@@ -62,11 +62,7 @@ def test_texts_that_multiply_are_refused(name: str, tmp_path: Path) -> None:
 
 @given(
     st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-(2**63), 2**63 - 1)
-        | st.floats(allow_nan=False)
-        | st.text("abc: -*&[]{}#!'\"\n"),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abc: -*&[]{}#!'\"\n"),
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=4),
         max_leaves=20,
     )

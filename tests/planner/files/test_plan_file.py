@@ -16,13 +16,15 @@ from traces.common.errors import InputError
 
 NAMES = st.lists(st.text(), max_size=2).map(tuple)
 REPLICAS = st.builds(Replica, st.text(), st.floats(allow_nan=False, allow_infinity=False), NAMES)
-# What 64 bits hold; larger ones are refused.
-WHOLE = st.integers(-(2**63), 2**63 - 1)
 ACTIONS = st.builds(Action, st.integers(0, 99), st.sampled_from(Kind), st.integers(0, 10**6))
 ORDERS = st.lists(st.lists(ACTIONS, max_size=4).map(tuple), max_size=3).map(tuple)
-SYNCHRONISATIONS = st.builds(Synchronisation, st.text(), st.text(), WHOLE, st.none() | WHOLE)
-STAGES = st.builds(Stage, WHOLE, WHOLE, st.lists(REPLICAS, max_size=3).map(tuple), st.integers(0, 2**40), st.booleans())
-PIPELINES = st.builds(Pipeline, st.lists(STAGES, max_size=3).map(tuple), st.lists(WHOLE, max_size=5).map(tuple), ORDERS)
+SYNCHRONISATIONS = st.builds(Synchronisation, st.text(), st.text(), st.integers(), st.none() | st.integers())
+STAGES = st.builds(
+    Stage, st.integers(), st.integers(), st.lists(REPLICAS, max_size=3).map(tuple), st.integers(0, 2**40), st.booleans()
+)
+PIPELINES = st.builds(
+    Pipeline, st.lists(STAGES, max_size=3).map(tuple), st.lists(st.integers(), max_size=5).map(tuple), ORDERS
+)
 PLANS = st.builds(
     Plan,
     st.text(),
@@ -32,7 +34,7 @@ PLANS = st.builds(
     st.lists(PIPELINES, max_size=2).map(tuple),
     st.text(),
     SYNCHRONISATIONS,
-    WHOLE,
+    st.integers(),
     st.text(),
 )
 
