@@ -37,7 +37,8 @@ class MovingPolicy:
             with self._log.open("a") as log:
                 log.write(json.dumps([observation.step, plan_json(observation.plan)]) + "\n")
         due = [each for step, each in self._moves if step <= observation.step + DECISION_LAG_STEPS]
-        return due[-1] if due and due[-1] != plan else None
+        is_possible = bool(due) and not {*due[-1].devices} & {*observation.away}
+        return due[-1] if is_possible and due[-1] != plan else None
 
 
 def policy_file(moves: Moves, log: Path) -> str:
