@@ -328,8 +328,7 @@ def start_agent(
 
 def main(parent: str, folder: str, module: str, descriptor: str, guardian: str = "", lock: str = "") -> None:
     """Run the agent on the head's host; the arguments are those of the command line in `start_agent`."""
-    # On SIGTERM raise SystemExit, so that `NodeAgent.serve` ends the ranks.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end_once)
     job = JobFolder(Path(folder))
     if guardian:
         end_with_ancestor(int(parent), int(guardian))
@@ -337,17 +336,27 @@ def main(parent: str, folder: str, module: str, descriptor: str, guardian: str =
         return
     is_told = False
     try:
-        die_with_parent(int(parent), signal.SIGTERM)
-        is_told = _serve_here(job, module, descriptor)
+        try:
+            die_with_parent(int(parent), signal.SIGTERM)
+            is_told = _serve_here(job, module, descriptor)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # A launcher that is killed closes its connections before it has ended.
         until_s = time.monotonic() + (0.0 if is_told else _LAUNCHER_EXIT_S)
         while os.getppid() == int(parent) and time.monotonic() < until_s:
             time.sleep(0.01)
-        if os.getppid() != int(parent):
-            # Nobody else removes the files of a launcher that was killed.
+        until_s = time.monotonic() + _LAUNCHER_EXIT_S
+        # Nobody else removes the files of a launcher that was killed. Ranks that end may still write some.
+        while os.getppid() != int(parent) and job.path.exists() and time.monotonic() < until_s:
             shutil.rmtree(job.path, ignore_errors=True)
+            time.sleep(0.01)
+
+
+def _end_once(*_: object) -> None:
+    """Raise `SystemExit`, so that `NodeAgent.serve` ends the ranks; from then on, SIGTERM does nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _serve_here(job: JobFolder, module: str, descriptor: str, lock: str = "") -> bool:
