@@ -48,7 +48,7 @@ RankFunction = Callable[[str, str], None]
 _LOG_BYTES = 16_000
 
 # Longest time from the end of the connection of a launcher that is killed to its end, seconds.
-_LAUNCHER_EXIT_S = 1.0
+_LAUNCHER_EXIT_S = 5.0
 
 
 @dataclass(eq=False)
