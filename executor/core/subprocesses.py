@@ -29,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent, the process with the id ``parent``, ends anyhow.
+    """Have the kernel send this process a signal when its parent, process ``parent``, ends for any reason.
 
     Works on Linux only; on other systems this process ends only by its parent's clean-up.
     """
