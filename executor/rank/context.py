@@ -174,7 +174,12 @@ def _copies(config: RankConfig, clock: RunClock, gpu: torch.device | None, group
 
 
 def build_context(
-    config: RankConfig, model: LoadedModel | None, give_up: Callable[[Exception], None], *, is_connected: bool
+    config: RankConfig,
+    model: LoadedModel | None,
+    give_up: Callable[[Exception], None],
+    first_unheard: Callable[[], float],
+    *,
+    is_connected: bool,
 ) -> RankContext:
     """Return the objects that this process keeps; the clock is not started yet.
 
@@ -182,6 +187,7 @@ def build_context(
         config: The configuration of the rank.
         model: The model to train; None in paced compute.
         give_up: Called with an error that must end this process, in the thread where the error occurred.
+        first_unheard: Returns the first step of which the launcher may not know the loss; see `Checkpointing`.
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
     scenario, run, training = config.scenario, config.run, config.scenario.training
@@ -231,7 +237,7 @@ def build_context(
     checkpoints = None
     if run.checkpoint_every and model is not None:
         layers = model.model.layers
-        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up)
+        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up, first_unheard)
     file = EventWriter(config.folder.recorded(run, "events", config.rank))
     losses = config.folder.recorded(run, "losses", config.rank).open("w", buffering=1)
     samples = ResourceLog(config.folder.of_rank("resources", config.rank))

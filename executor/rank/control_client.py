@@ -231,6 +231,11 @@ class ControlClient:
                 self._unheard[step] = message
         self._channel.send_plain(message)
 
+    def first_unheard(self) -> float:
+        """Return the first published step that the head may not have heard; infinity if it has heard all."""
+        with self._changed:
+            return min(self._unheard, default=math.inf)
+
     def settle(self) -> None:
         """Wait until the head has heard all published steps, or the run has ended."""
         with self._changed:

@@ -36,6 +36,8 @@ class Checkpointing:
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
         layers: The layers of the whole model, of which the names and shapes of the tensors that a rank writes are used.
         failed: Called in the writing thread with the error if a file cannot be written, or the state is not finite.
+        first_unheard: Returns the first step of which the launcher may not know the loss; infinity if it knows all. The
+            newest checkpoints up to there are kept, so that a run that goes on after the launcher's end lacks no loss.
     """
 
     _run: RunConfig
@@ -45,6 +47,7 @@ class Checkpointing:
     _layers: Sequence[nn.Module]
     _compute: Compute
     _failed: Callable[[Exception], None]
+    _first_unheard: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
@@ -109,7 +112,8 @@ class Checkpointing:
                     check_state(layers, buffers, part.step)
                 folder.write(self._device, part)
                 if 0 in layers and part.share.index == 0:
-                    folder.drop_old(self._run.first_step, self._slowest(part.pipelines, part.step))
+                    written = min(self._slowest(part.pipelines, part.step), self._first_unheard())
+                    folder.drop_old(self._run.first_step, written)
                 self._written.release()
         except Exception as error:
             self._failed(error)

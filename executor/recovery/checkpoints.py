@@ -133,7 +133,7 @@ class CheckpointFolder:
             raise InputError("there is no complete checkpoint", where=str(self._place(step)), valid="resume again")
         return headers[0].samples_before
 
-    def drop_old(self, first: int, written: int) -> None:
+    def drop_old(self, first: int, written: float) -> None:
         """Remove all but the newest `_KEPT` checkpoints up to step ``written``.
 
         There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from executor.recovery.checkpoints import CheckpointFolder
 from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.processes import marked_processes
 from experiments.runs.jobs.attempt import MODULE, LossFile
@@ -51,6 +52,7 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
     port = free_port()
     serve = [*COMMAND, "serve", str(tmp_path / "queue"), "--listen", f"127.0.0.1:{port}", "--lease", "3 s"]
     options = ["--server", f"https://127.0.0.1:{port}", "--token-file", str(tmp_path / "queue" / "token")]
+    checkpoints = CheckpointFolder(tmp_path / "shared" / "job" / "checkpoints")
 
     def state() -> str:
         done = ropebridge("jobs", "status", "job", "--json", *options)
@@ -66,6 +68,11 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
             server.kill()
             reached = len(losses(tmp_path))
             wait_until(lambda: len(losses(tmp_path)) > reached, "training ends with the server")
+            # Its ranks train on, and write checkpoints of steps that it has not heard of.
+            (launcher,) = processes_of(MODULE, host_mark)
+            os.kill(launcher, signal.SIGSTOP)
+            heard = len(losses(tmp_path))
+            wait_until(lambda: max(checkpoints.steps) > heard + STEPS // 8, "training waits for the launcher")
             host.kill()
             wait_until(lambda: not marked_processes(host_mark), "a rank outlives its host")
     assert len(losses(tmp_path)) < STEPS, "the job was too short for this test"
