@@ -26,7 +26,7 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
-_FEW_EXAMPLES = 8
+_FEW_EXAMPLES = 5
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -75,8 +75,8 @@ class Session:
         try:
             with blaming():
                 groups = self._connect()
-            if self._spec.origin_s is None:
-                self._start()
+                if self._spec.origin_s is None:
+                    self._start()
             transport = self._open(groups)
             self._restore(transport)
             self._train(transport, groups)

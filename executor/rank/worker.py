@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from executor.core.clock import HeadClock, announce_origin
-from executor.core.failures import give_up, rank_name
+from executor.core.failures import blaming, give_up, rank_name
 from executor.core.job import JobFolder, rank_devices
 from executor.core.liveness import start_beating
 from executor.core.messages import SessionSpec
@@ -316,7 +316,8 @@ class Rank:
         """Write the rank's result files: parameters, norms of gradients."""
         rank, folder, context = self._config.rank, self._folder, self._context
         if not self._config.run.replaces:
-            dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
+            with blaming():
+                dist.barrier(timeout=_UNTIL_ALL_ARE_DONE)
         if context.trained is not None:
             parameters = {name: each.contiguous() for name, each in context.trained.named_parameters().items()}
             save_file(parameters, folder.of_rank("parameters", rank))

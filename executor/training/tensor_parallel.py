@@ -138,7 +138,8 @@ def form_group(
     for devices in dict.fromkeys(replica.devices for replica in plan.replicas if replica.partners):
         ranks = [plan.devices.index(name) for name in devices]
         nccl = uses_nccl(devices)
-        formed = dist.new_group(ranks, timeout=timeout, backend=WITH_NCCL if nccl else "gloo")
+        with blaming():
+            formed = dist.new_group(ranks, timeout=timeout, backend=WITH_NCCL if nccl else "gloo")
         if device in devices:
             assert formed is not None
             own = TensorGroup(formed, devices, device, where if nccl else torch.device("cpu"))

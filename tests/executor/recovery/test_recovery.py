@@ -27,6 +27,8 @@ from traces.common.errors import InputError, RunError
 
 STEPS = 16
 
+slow = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("rank", "number"),
@@ -78,15 +80,20 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_replaced(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("rank", "sign"),
+    ("rank", "sign", "after_s"),
     [
-        pytest.param(3, "beat-3", id="while it loads", marks=pytest.mark.slow),
+        pytest.param(3, "beat-3", 0.0, id="while it loads", marks=pytest.mark.slow),
         # It has built its model, and is about to connect.
-        pytest.param(0, "resources-0.jsonl", id="when it is ready"),
+        pytest.param(0, "resources-0.jsonl", 0.0, id="when it is ready"),
+        *(
+            # Ranks connect, and measure how late messages are, before they agree on second 0.
+            pytest.param(0, "resources-0.jsonl", after_s, id=f"{after_s} s later", marks=marks)
+            for after_s, marks in ((0.02, slow), (0.04, ()), (0.06, slow), (0.08, slow), (0.1, slow), (0.2, slow))
+        ),
     ],
 )
 def test_a_rank_that_is_lost_before_its_first_step_is_started_again(
-    rank: int, sign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, sign: str, after_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scenario, plan = chain()
@@ -94,12 +101,13 @@ def test_a_rank_that_is_lost_before_its_first_step_is_started_again(
     def strike_early() -> None:
         while not (found := list(tmp_path.glob(f"ropebridge-*/{sign}"))):
             time.sleep(0.002)
+        time.sleep(after_s)
         os.kill(int(beat_path(found[0].parent, rank).read_text()), signal.SIGKILL)
 
     target = tmp_path / "parameters.safetensors"
     killer = threading.Thread(target=strike_early, daemon=True)
     killer.start()
-    record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, STEPS)
+    record = TorchBackend("real", emulator="shaper", parameters=target, backup_every=1).run(scenario, plan, None, STEPS)
     killer.join(0)
     assert not killer.is_alive()
     assert len({(e.device, e.action, e.step, e.microbatch) for e in computed(record)}) == len(computed(record))
