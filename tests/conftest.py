@@ -29,6 +29,10 @@ settings.load_profile("tests")
 _FEW_EXAMPLES = 5
 
 
+# Limit of a test that `make test-slow` runs, seconds; pyproject.toml has that of the others.
+_LONGEST_SLOW_S = 7200
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start four workers for two cores: many tests wait for processes and messages."""
@@ -39,6 +43,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Have one worker run all timed tests, so that the others wait for them once; xdist reads the groups after this."""
     if is_timed(item):
         item.add_marker(pytest.mark.xdist_group("timed"))
+    if item.get_closest_marker("slow") is not None:
+        item.add_marker(pytest.mark.timeout(_LONGEST_SLOW_S))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -118,7 +118,8 @@ from executor.transport.link_shaper import LinkShaper
 from planner.scenario.cluster import Cluster, Device, Link
 devices = (Device("a", "cpu", "east", 1), Device("b", "cpu", "west", 1))
 cluster = Cluster(devices, (Link("east", "west", 100e6, 0.01), Link("west", "east", 100e6, 0.01)))
-clock = RunClock(float(sys.argv[2]))
+print("ready", flush=True)
+clock = RunClock(float(input()))
 shaper = LinkShaper(Path(sys.argv[1]), cluster, clock)
 clock.sleep_until(0.0)
 print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
@@ -127,9 +128,11 @@ print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
 
 @pytest.mark.timed
 def test_processes_share_a_link(tmp_path: Path) -> None:
-    origin_s = time.monotonic() + 2.0
-    command = [sys.executable, "-c", PROCESS, str(tmp_path / "ledger"), str(origin_s)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    ends_s = [float(process.communicate(timeout=30)[0]) for process in processes]
+    command = [sys.executable, "-c", PROCESS, str(tmp_path / "ledger")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    origin_s = time.monotonic() + 0.3
+    ends_s = [float(process.communicate(f"{origin_s}\n", timeout=30)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert max(ends_s) == pytest.approx(0.6, abs=1e-9)

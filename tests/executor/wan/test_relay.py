@@ -347,7 +347,6 @@ class Scripted:
         return plan.with_microbatches(0, (2,) * 4, (2, 1)) if observation.step == 1 else None
 
 
-@pytest.mark.timed
 def test_a_run_over_emulated_links() -> None:
     if lack() is not None:
         pytest.skip(str(lack()))
@@ -363,9 +362,8 @@ def test_a_run_over_emulated_links() -> None:
     assert record.network.tcp["tcp_congestion_control"] in ("cubic", "reno")
     assert record.network.tcp["tcp_slow_start_after_idle"] == "0"
     assert {event.step for event in record.events if event.kind is EventKind.COMPUTE} == set(range(6))
-    # The line alone needs this long for a step's activations; a shaped loopback would take as long.
-    least_s = 8 * 250_000 * 8 / 100e6
-    assert least_s < measure(record).step_s < 6 * least_s
+    # The line alone needs this long for a step's activations; loopback as it is would need no time.
+    assert measure(record).step_s > 8 * 250_000 * 8 / 100e6
 
 
 def test_a_relay_that_is_killed_ends_the_run_with_the_cause(tmp_path: Path) -> None:

@@ -133,9 +133,9 @@ def test_a_simulated_policy_holds_up_no_step_and_decides_later(thought_s: float)
 @pytest.mark.timed
 def test_a_real_decision_is_late_by_as_many_steps_as_the_simulated_one() -> None:
     scenario, plan, other = two_plans()
-    (simulated,) = Simulator().run(scenario, plan, Sleeper(0.7, other), 14).decisions
+    (simulated,) = Simulator().run(scenario, plan, Sleeper(0.7, other), 10).decisions
     policy = Sleeper(0.7, other)
     policy.sleeps = True
-    (decision,) = TorchBackend("paced").run(scenario, plan, policy, 14).decisions
+    (decision,) = TorchBackend("paced").run(scenario, plan, policy, 10).decisions
     assert abs(decision.first_step - simulated.first_step) <= 1
-    assert [seen.step for seen in policy.seen] == list(range(14))
+    assert [seen.step for seen in policy.seen] == list(range(10))
