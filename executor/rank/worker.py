@@ -38,6 +38,7 @@ from executor.training.device import (
     gpus_of_ranks,
     is_kind,
     keep_freed_memory,
+    load_meta_device,
     other_kind,
     threads_of_a_rank,
 )
@@ -79,11 +80,6 @@ def preload(job: JobFolder) -> None:
             # If it is missing, the ranks say so.
             with suppress(InputError):
                 load_transformers(scenario.code.config["model_type"])
-
-
-def load_meta_device() -> None:
-    """Load the modules with which torch computes shapes on its device ``meta``, some 800 of its compiler."""
-    torch.nn.functional.gelu(torch.empty(1, device="meta"))
 
 
 def main(agent: str, folder: str) -> None:

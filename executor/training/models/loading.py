@@ -12,6 +12,7 @@ from torch import nn
 from executor.training.data.order import DataOrder, DivisibleData, EndlessData, FiniteData, SampleData, stored_data
 from executor.training.data.sources import open_data
 from executor.training.data.tokens import NextTokens
+from executor.training.device import load_meta_device
 from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
 from planner.plan.regional_batch import stored_parts
@@ -206,6 +207,7 @@ def _with_sizes(
     loaded: TrainableModel, code: Code, seed: int, precision: str, named: TrainingData | None
 ) -> LoadedModel:
     data: SampleData = own_data(loaded, str(code.source)) if named is None else _named_data(named, code, seed)
+    load_meta_device()
     with user_code(code, f"'{'select' if isinstance(data, FiniteData) else 'samples'}' fails"):
         inputs, _ = DataOrder(data, seed).samples(0, 1)
         outputs = inputs.to("meta")

@@ -34,7 +34,7 @@ from tests.helpers.processes.process_watch import (
 STEPS = 400
 RANK = "executor.rank.worker"
 # Each status is a connection with TLS: asked for all the time, they would take a third of a core.
-STATUS_PAUSE_S = 0.4
+STATUS_PAUSE_S = 1.0
 
 
 def work(name: str, tmp_path: Path, options: Sequence[str]) -> list[str]:
@@ -59,7 +59,9 @@ def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path)
         return str(json.loads(done.stdout)["state"]) if done.returncode == 0 else ""
 
     with started_process(serve, tmp_path / "here") as (server, server_mark):
-        wait_until(lambda: ropebridge("jobs", "status", *options).returncode == 0, "the server does not answer")
+        wait_until(
+            lambda: ropebridge("jobs", "status", *options).returncode == 0, "the server does not answer", STATUS_PAUSE_S
+        )
         assert addresses_listened_at(server_mark) == {"127.0.0.1"}
         submit = ["jobs", "submit", "digits", "--strategy", "megatron", "--steps", str(STEPS), "--name", "job"]
         assert ropebridge(*submit, *options).returncode == 0
