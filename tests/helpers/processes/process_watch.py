@@ -65,7 +65,7 @@ def started_process(command: Sequence[str], tmp_path: Path) -> Iterator[tuple[su
 
 
 def left_behind(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "scratch").glob("ropebridge-*"))
+    return list((tmp_path / "scratch").iterdir())
 
 
 def addresses_listened_at(mark: str) -> set[str]:
