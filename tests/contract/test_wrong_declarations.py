@@ -112,13 +112,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    ("factors", "latencies_s"),
-    [
-        pytest.param(*each, id=name, marks=[] if name == "slow then fast" else [pytest.mark.slow])
-        for name, each in WRONG.items()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("factors", "latencies_s"), WRONG.values(), ids=WRONG)
 def test_the_simulated_search_is_by_the_true_links(
     factors: tuple[float, float], latencies_s: tuple[float, float]
 ) -> None:

@@ -57,6 +57,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_profile_of_two_kinds_is_the_model_of_a_scenario(tmp_path: Path) -> None:
     file = tmp_path / "gpt.yaml"
     ways = {"one-box": ["--ranks", "2", "--optimizer", "adamw"], "other-box": ["--split", "--json"]}

@@ -33,7 +33,7 @@ parameters:
   training.global_batch: {grid: [32, 64, lots]}
   policy: {grid: [none, depth]}
   cluster.links[west-east].latency: {uniform: [1 ms, 50 ms]}
-draws: 12
+draws: 20
 """
 
 
@@ -57,8 +57,8 @@ def by_name(points: SweptPoints, name: str) -> SweptMetric:
 
 def test_the_points_of_a_real_sweep_are_read(points: SweptPoints) -> None:
     assert points.name == "links"
-    assert len(points.numbers) == 48
-    assert len(points.failures) == 24
+    assert len(points.numbers) == 80
+    assert len(points.failures) == 40
     assert "lots" in points.failures[0][1]
     batch, policy, latency = points.parameters
     assert (batch.labels, policy.labels) == (("32", "64"), ("none", "depth"))

@@ -138,7 +138,7 @@ def lines_in(logs: Path) -> int:
     return sum(log.read_bytes().count(b"\n") for log in logs.glob("*.jsonl"))
 
 
-LONG = SWEEP.replace("draws: 4", "draws: 30").replace("steps: 4", "steps: 20")
+LONG = SWEEP.replace("draws: 4", "draws: 15").replace("steps: 4", "steps: 20")
 
 
 # One worker runs these tests, so that the undisturbed sweep is carried out once.
@@ -159,7 +159,7 @@ def end_in_the_middle(tmp_path: Path, end: Callable[[int, str], None]) -> tuple[
     before = lines_in(logs)
     arguments = ["sweep", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "out"), "-j", "2"]
     with started(arguments, tmp_path) as (process, mark):
-        wait_until(lambda: lines_in(logs) >= before + 50, "no points come")
+        wait_until(lambda: lines_in(logs) >= before + 25, "no points come")
         end(process.pid, mark)
         _, stderr = process.communicate(timeout=60)
     # The block ends only when no process is left, workers included.
@@ -172,9 +172,9 @@ def test_killed_in_the_middle_and_resumed(undisturbed_long: list[dict[str, Any]]
     assert status == -signal.SIGKILL
     assert not (tmp_path / "out" / "points.parquet").exists()
     before = len(read_outcomes(tmp_path / "out" / "log"))
-    assert 50 <= before < 270
+    assert 25 <= before < 135
     summary = carried_out(tmp_path / "sweep.yaml", "-o", tmp_path / "out", "-j", 2)
-    assert summary["carried_out"] == 270 - before
+    assert summary["carried_out"] == 135 - before
     assert rows(tmp_path / "out") == undisturbed_long
 
 
@@ -197,12 +197,12 @@ def test_an_interrupted_sweep_keeps_a_table(
     assert status == 130
     # A busy machine is slow enough for lines of progress.
     assert [line for line in stderr.splitlines() if " points/s, " not in line] == [
-        "270 points",
+        "135 points",
         f"finished points are kept in {tmp_path / 'out'}; the same command carries out the rest",
         "ropebridge: interrupted",
     ]
     table = rows(tmp_path / "out")
-    assert 50 <= len(table) < 270
+    assert 25 <= len(table) < 135
     assert table == [row for row in undisturbed_long if row["point"] in {each["point"] for each in table}]
 
 
@@ -211,7 +211,7 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
     undisturbed_long: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     path, out = write(tmp_path, LONG), tmp_path / "out"
-    most_bytes = 30_000
+    most_bytes = 15_000
     done = subprocess.run(
         [*COMMAND, "sweep", str(path), "-o", str(out), "-j", "2"],
         capture_output=True,
@@ -223,13 +223,13 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
     )
     assert done.returncode == 1
     # A busy machine also gets lines of progress.
-    said = [line for line in done.stderr.splitlines() if " of 270 points, " not in line]
-    assert said[0] == "270 points"
+    said = [line for line in done.stderr.splitlines() if " of 135 points, " not in line]
+    assert said[0] == "135 points"
     assert "cannot be written" in said[1]
     assert len(said) == 2
     before = len(read_outcomes(out / "log"))
-    assert 25 < before < 270
-    assert carried_out(path, "-o", out, "-j", 2)["carried_out"] == 270 - before
+    assert 12 < before < 135
+    assert carried_out(path, "-o", out, "-j", 2)["carried_out"] == 135 - before
     assert rows(out) == undisturbed_long
 
 
@@ -283,13 +283,14 @@ def test_workers_that_die_cost_no_other_point(undisturbed_long: list[dict[str, A
     write(tmp_path, LONG)
     arguments = ["sweep", str(tmp_path / "sweep.yaml"), "-o", str(tmp_path / "out"), "-j", "2"]
     with started(arguments, tmp_path) as (process, mark):
-        wait_until(lambda: lines_in(tmp_path / "out" / "log") >= 50, "no points come")
+        wait_until(lambda: lines_in(tmp_path / "out" / "log") >= 25, "no points come")
         os.kill(workers(mark)[0], signal.SIGKILL)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 0, stderr
     assert rows(tmp_path / "out") == undisturbed_long
 
 
+@pytest.mark.slow
 def test_a_point_that_is_the_death_of_its_workers_has_failed(tmp_path: Path) -> None:
     text = "scenario: two-regions\nstrategy: megatron\nparameters:\n  steps: {grid: [3, 60000, 4, 5]}\n"
     path = write(tmp_path, text)

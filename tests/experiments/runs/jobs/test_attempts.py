@@ -91,7 +91,8 @@ def kill_in_training(launch: Launch, tmp_path: Path) -> None:
     assert is_orphaned(job_of(tmp_path))
 
 
-@pytest.mark.parametrize("moves", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moves", [False, True])
 def test_another_launcher_follows_the_ranks(moves: bool, tmp_path: Path) -> None:
     policy = moving(tmp_path) if moves else "none"
     with launching(tmp_path, policy) as launch:

@@ -169,6 +169,7 @@ def cost(plan: Plan, scenario: Scenario) -> float:
     return Objective("cost").score(plan, step_time_s(plan, scenario), scenario)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, derandomize=True, phases=[Phase.generate])
 @given(SEEDS, st.tuples(*[st.floats(0.1, 10)] * 3))
 def test_the_cheapest_plan_costs_no_more_than_the_quickest(seed: int, prices: tuple[float, ...]) -> None:

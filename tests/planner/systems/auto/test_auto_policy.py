@@ -132,6 +132,7 @@ def test_of_equally_fast_plans_the_one_within_reach_answers_a_departure() -> Non
     assert answer.pipelines == near.pipelines
 
 
+@pytest.mark.slow
 def test_a_device_of_the_same_region_that_returns_is_used_again() -> None:
     """Links between hosts of one region cannot be probed: as long as no step uses them, they count as declared."""
     scenario = mesh_scenario(
