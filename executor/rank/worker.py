@@ -51,7 +51,6 @@ from executor.transport.rendezvous import ProcessGroups, check_interface, connec
 from executor.wan.testbed import enter_device_network
 from planner.adapt.copies import layers_of
 from planner.cost.device_speed import jitter_factors
-from planner.events.event import to_table
 from planner.scenario.datasheet import DATASHEET
 from planner.scenario.scenario import HuggingFaceCode, code_to_train
 from planner.systems.user_code import without_exit
@@ -66,8 +65,6 @@ _HEAD_START_LATENCIES = 8
 
 def preload(job: JobFolder) -> None:
     """Load the modules that every rank forked from this process needs, which halves the time of a rank's start."""
-    # pyarrow loads pandas with its first array.
-    to_table([])
     scenario, plan, config = job.read()
     # Loads the compiled code of numba too.
     compile_plan(plan, scenario)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from planner.events.arrow import number_array, text_array
 from planner.scenario.faults import Absence, Fault, LinkOutage
 
 
@@ -100,7 +101,10 @@ def in_order(events: Iterable[Event]) -> list[Event]:
 def to_table(events: Iterable[Event]) -> pa.Table:
     """Return the events as an Arrow table with a column per field."""
     rows = list(events)
-    columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in SCHEMA]
+    columns = []
+    for field in SCHEMA:
+        values = [getattr(row, field.name) for row in rows]
+        columns.append(text_array(values) if field.type == pa.string() else number_array(values, field.type))
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
@@ -122,8 +126,6 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = pa.ipc.new_stream(pa.OSFile(str(path), "wb"), SCHEMA)
-        # pyarrow imports pandas for its first array, which takes up to a second; this must not happen during the run.
-        to_table([])
 
     def append(self, events: Iterable[Event]) -> None:
         """Append these events to the file; then they outlive this process."""

@@ -10,12 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from planner.events.arrow import number_array, numbers_of, text_array
 from planner.events.event import GROUP_ROWS, SCHEMA, EventKind
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, EventParts, join
 from traces.common.errors import InputError, RunError
 
 # Rows that are in memory at once while a file is read or spooled.
 PART_ROWS = 65_536
+
+# Columns of events in the order in which they came; texts are indices.
+_UNSORTED = pa.schema([(name, pa.float64() if name in TIMES else pa.int64()) for name in FIELDS])
 
 
 class EventFile(EventParts):
@@ -64,9 +68,9 @@ class EventFile(EventParts):
                 column = batch.column(name)
                 if name in TEXTS:
                     of_entry = np.array([number[text] for text in column.dictionary.to_pylist()], np.int64)
-                    columns[name] = of_entry[column.indices.to_numpy()]
+                    columns[name] = of_entry[numbers_of(column.indices)]
                 else:
-                    columns[name] = column.to_numpy().astype(np.float64 if name in TIMES else np.int64, copy=False)
+                    columns[name] = numbers_of(column).astype(np.float64 if name in TIMES else np.int64, copy=False)
             yield EventLog(self.names, columns)
 
     def __len__(self) -> int:
@@ -76,7 +80,8 @@ class EventFile(EventParts):
         found: dict[str, None] = {}
         for batch in self._batches([field]):
             column = batch.column(0)
-            found |= dict.fromkeys(column.dictionary.take(column.indices.unique()).to_pylist())
+            _, firsts = np.unique(numbers_of(column.indices), return_index=True)
+            found |= dict.fromkeys(column[int(first)].as_py() for first in np.sort(firsts))
         return list(found)
 
     def _batches(self, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -102,9 +107,8 @@ class EventSpool:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unsorted = path.with_suffix(".unsorted")
-        schema = pa.schema([(name, pa.float64() if name in TIMES else pa.int64()) for name in FIELDS])
         # Closed by `sort`. If the run fails first, its folder is removed with the file in it.
-        self._writer = pq.ParquetWriter(self._unsorted, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._unsorted, _UNSORTED, compression="zstd")
         self._starts_s: list[float] = []
 
     def append(self, columns: dict[str, NDArray[Any]]) -> None:
@@ -114,7 +118,8 @@ class EventSpool:
             RunError: The disk is full or fails.
         """
         try:
-            self._writer.write_table(pa.table({name: columns[name] for name in FIELDS}), len(columns["start_s"]))
+            arrays = [number_array(columns[field.name], field.type) for field in _UNSORTED]
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=_UNSORTED), len(columns["start_s"]))
         except OSError as error:
             raise self._unwritable(error) from error
         self._starts_s.append(float(columns["start_s"].min()))
@@ -142,7 +147,9 @@ class EventSpool:
         with pq.ParquetFile(self._unsorted) as file:
             for part, until_s in zip(order, [*later_s, np.inf], strict=True):
                 table = file.read_row_group(part, use_threads=False)
-                pending[part] = EventLog(names, {name: table.column(name).to_numpy() for name in FIELDS})
+                chunks = {name: table.column(name).chunks for name in FIELDS}
+                columns = {name: np.concatenate([*map(numbers_of, chunks[name])]) for name in FIELDS}
+                pending[part] = EventLog(names, columns)
                 ready = []
                 for number in sorted(pending):
                     log = pending.pop(number)
@@ -160,10 +167,9 @@ def _table(log: EventLog) -> pa.Table:
     """Return a log as `planner.events.event.to_table` does, without an object for each event."""
     arrays = []
     for field in SCHEMA:
-        column = pa.array(log.columns[field.name])
-        if field.name in TEXTS:
-            column = pa.DictionaryArray.from_arrays(column, pa.array(log.names, pa.string()))
-        arrays.append(column.cast(field.type))
+        column = log.columns[field.name]
+        is_text = field.name in TEXTS
+        arrays.append(text_array(log.names, column.tolist()) if is_text else number_array(column, field.type))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
