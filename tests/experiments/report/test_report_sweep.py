@@ -28,12 +28,13 @@ needs_browser = pytest.mark.skipif(bool(missing()), reason=f"there is no {missin
 
 SWEEP = """
 scenario: two-regions
+strategy: megatron
 steps: 4
 parameters:
   training.global_batch: {grid: [32, 64, lots]}
   policy: {grid: [none, depth]}
   cluster.links[west-east].latency: {uniform: [1 ms, 50 ms]}
-draws: 20
+draws: 30
 """
 
 
@@ -57,8 +58,8 @@ def by_name(points: SweptPoints, name: str) -> SweptMetric:
 
 def test_the_points_of_a_real_sweep_are_read(points: SweptPoints) -> None:
     assert points.name == "links"
-    assert len(points.numbers) == 80
-    assert len(points.failures) == 40
+    assert len(points.numbers) == 120
+    assert len(points.failures) == 60
     assert "lots" in points.failures[0][1]
     batch, policy, latency = points.parameters
     assert (batch.labels, policy.labels) == (("32", "64"), ("none", "depth"))
