@@ -125,14 +125,16 @@ class EventWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = pa.ipc.new_stream(pa.OSFile(str(path), "wb"), SCHEMA)
+        self._file = pa.OSFile(str(path), "wb")
+        self._stream = pa.ipc.new_stream(self._file, SCHEMA)
 
     def append(self, events: Iterable[Event]) -> None:
         """Append these events to the file; then they outlive this process."""
-        self._file.write_table(to_table(events))
+        self._stream.write_table(to_table(events))
 
     def close(self) -> None:
-        """Complete the file."""
+        """Complete the file and close it."""
+        self._stream.close()
         self._file.close()
 
 

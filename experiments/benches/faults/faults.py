@@ -100,15 +100,26 @@ def _carried_out(trial: Trial, usual: dict[tuple[str, int], Usual]) -> Row:
     return row
 
 
+def _cuts(trial: Trial, usual: Usual) -> list[tuple[float, float]]:
+    """Return start and end of the times without links, in seconds of the run; cuts that overlap are one."""
+    # On one host no link is cut before second 0 of the run, at which its links begin.
+    origin_s = 0.0 if trial.case.hosts else usual.origin_s
+    found: list[tuple[float, float]] = []
+    for strike in sorted(trial.strikes, key=lambda strike: strike.at):
+        if strike.kind == CUT:
+            start_s = max(0.0, strike.at * usual.whole_s - origin_s)
+            end_s = start_s + strike.lasts_s
+            if found and start_s <= found[-1][1]:
+                start_s, last_s = found.pop()
+                end_s = max(end_s, last_s)
+            found.append((start_s, end_s))
+    return found
+
+
 def carry_out(trial: Trial, usual: Usual) -> Row:
     """Carry out a trial, whose instants are shares of the ``usual`` time; return its row."""
     before = networks()
-    cuts = []
-    for strike in trial.strikes:
-        if strike.kind == CUT:
-            # On one host no link is cut before second 0 of the run, at which its links begin.
-            at_s = strike.at * usual.whole_s - (0.0 if trial.case.hosts else usual.origin_s)
-            cuts.append((max(0.0, at_s), max(0.0, at_s) + strike.lasts_s))
+    cuts = _cuts(trial, usual)
     with scratch_folder() as folder, Running(trial.case, folder, cuts) as running:
         how, wrong, ends = _struck(trial, running, usual)
         steps, difference = STEPS, float("inf")

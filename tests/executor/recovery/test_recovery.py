@@ -53,6 +53,9 @@ def test_a_rank_that_is_lost_is_replaced(
     killer.join(0)
     assert not killer.is_alive()
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
+    # The launcher holds no file of the job any more.
+    opened = [path for path in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if str(tmp_path) in path]
+    assert opened == []
 
 
 def test_a_rank_that_is_stopped_for_a_while_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
