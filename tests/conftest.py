@@ -40,14 +40,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Have one worker run all timed tests, so that the others wait for them once; xdist reads the groups after this."""
+    """Have two workers run all timed tests, so that others wait for them once; xdist reads the groups after this."""
     if is_timed(item):
-        item.add_marker(pytest.mark.xdist_group("timed"))
+        # Those of one file have fixtures in common.
+        item.add_marker(pytest.mark.xdist_group(f"timed-{'emulated' if 'wan' in item.path.parts else 'others'}"))
     if item.get_closest_marker("slow") is not None:
         item.add_marker(pytest.mark.timeout(_LONGEST_SLOW_S))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Both groups begin at the same time.
+    items.sort(key=is_timed, reverse=True)
     every_example = os.environ.get("ROPEBRIDGE_TEST_EXAMPLES") == "all"
     for item in items:
         # Hypothesis has no public way to lower what a test itself asks for.
@@ -73,12 +76,12 @@ _LOCKS = pytest.StashKey[ExitStack]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Have timed tests wait until the other workers' tests are over, and those that come after them wait for them."""
+    """Have timed tests wait until all others are over, and those that come after them wait for them."""
     run, stash = os.environ.get("PYTEST_XDIST_TESTRUNUID"), item.config.stash
     if run is None:
         return (yield)
     if stash.get(_LOCKS, None) is None:
-        stash[_LOCKS] = entered(Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}", alone=is_timed(item))
+        stash[_LOCKS] = entered(Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}", timed=is_timed(item))
     try:
         return (yield)
     finally:
@@ -87,21 +90,26 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             del stash[_LOCKS]
 
 
-def entered(path: Path, *, alone: bool) -> ExitStack:
-    """Wait for the room in which tests run, with others or alone; closing the result leaves it."""
+def entered(path: Path, *, timed: bool) -> ExitStack:
+    """Wait until no test of the other kind runs, timed or not; closing the result lets those in.
+
+    Timed tests mostly wait, and run beside each other.
+    """
+    own, other = (".timed", ".untimed") if timed else (".untimed", ".timed")
     with ExitStack() as stack:
-        room = stack.enter_context(path.with_suffix(".room").open("w"))
-        # Every test passes the door; a timed one holds it while it waits, else others would overtake it for ever.
-        with path.with_suffix(".door").open("w") as door:
+        room = stack.enter_context(path.with_suffix(own).open("w"))
+        # Every test passes the door; one that waits holds it, else those of the other kind would go on for ever.
+        with path.with_suffix(".door").open("w") as door, path.with_suffix(other).open("w") as others:
             fcntl.flock(door, fcntl.LOCK_EX)
-            fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(others, fcntl.LOCK_EX)
+            fcntl.flock(room, fcntl.LOCK_SH)
         return stack.pop_all()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is not None:
-        for suffix in (".door", ".room"):
+        for suffix in (".door", ".timed", ".untimed"):
             (Path(tempfile.gettempdir()) / f"ropebridge-tests-{run}").with_suffix(suffix).unlink(missing_ok=True)
 
 
