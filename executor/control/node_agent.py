@@ -191,9 +191,13 @@ class NodeAgent:
         channel.send_plain(ended)
 
     def _printed(self, rank: int) -> str:
-        with self._job.of_rank("log", rank).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
-            return log.read().decode(errors="replace")
+        try:
+            with self._job.of_rank("log", rank).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+                return log.read().decode(errors="replace")
+        except FileNotFoundError:
+            # A process can be killed before it opens its log.
+            return ""
 
     def _end_stuck(self) -> None:
         for rank, probe in self._probes.items():

@@ -50,6 +50,29 @@ def test_what_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         run_job(job, plan.devices, module="cannot_be_loaded")
 
 
+KILLED = """
+import os, signal
+from pathlib import Path
+from executor.core.job import JobFolder
+def main(agent, folder):
+    # As if it had been killed before it could open its log.
+    JobFolder(Path(folder)).of_rank("log", int(os.environ["RANK"])).unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_before_it_has_a_log_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "killed_at_once.py").write_text(KILLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    scenario = chain_scenario([1e-3] * 2, [1e-3] * 2)
+    plan = chain_plan(scenario)
+    with (
+        prepared_job(scenario, plan, RunConfig("paced", 1, "none", adapts=False)) as job,
+        pytest.raises(RunError, match=r"rank \d \(device 'device-\d', host .*SIGKILL"),
+    ):
+        run_job(job, plan.devices, module="killed_at_once")
+
+
 PLACES = """
 import os
 from pathlib import Path
