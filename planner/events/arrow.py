@@ -18,9 +18,11 @@ def number_array(values: NDArray[Any] | Sequence[float], kind: pa.DataType) -> p
     """Return the numbers as an array of one of the types of `_TYPES`.
 
     Raises:
-        OverflowError: A number of a sequence does not fit the type.
+        OverflowError: A number does not fit the type.
     """
     numbers = np.ascontiguousarray(values, dtype=_TYPES[kind])
+    if isinstance(values, np.ndarray) and values.dtype != numbers.dtype and not np.array_equal(values, numbers):
+        raise OverflowError(f"numbers from {values.min()} to {values.max()} do not fit {kind}")
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 

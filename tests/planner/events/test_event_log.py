@@ -1,6 +1,6 @@
 """Events in columns are the events, in every way of looking at them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.events.event import Event, EventKind, in_order, to_table, write_events
-from planner.events.file import EventFile
+from planner.events.file import EventFile, EventSpool
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, as_log
 
 NAMES = st.sampled_from(["", "a", "b", "Zürich", "compute", "device-10", "device-9", "F"])
@@ -132,3 +132,13 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "events.parquet")
     with pytest.raises(ValueError, match=r"events\.parquet has the columns .*, arrived_s; it is of another version"):
         EventFile(tmp_path / "events.parquet")
+
+
+def test_numbers_that_do_not_fit_their_column_are_refused(tmp_path: Path) -> None:
+    log = EventLog.from_events([replace(EVENT, step=2**31)])
+    spool = EventSpool(tmp_path / "events.parquet")
+    spool.append(dict(log.columns))
+    with pytest.raises(OverflowError, match="do not fit int32"):
+        spool.sort(log.names)
+    with pytest.raises(OverflowError):
+        to_table([replace(EVENT, step=2**31)])
