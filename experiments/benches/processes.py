@@ -47,10 +47,19 @@ def parts_of_run(mark: str) -> dict[str, int]:
 
 def fill_disk(mark: str) -> None:
     """Let no process of a marked run write to a file from now on, as on a full disk."""
+    _limit_files(mark, is_full=True)
+
+
+def make_room(mark: str) -> None:
+    """Let the processes of a marked run write to files again."""
+    _limit_files(mark, is_full=False)
+
+
+def _limit_files(mark: str, *, is_full: bool) -> None:
     for pid in marked_processes(mark):
         with suppress(OSError, ValueError):
             _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, most))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0 if is_full else most, most))
 
 
 def await_end(mark: str) -> list[str]:

@@ -25,7 +25,7 @@ from experiments.benches.faults.case import CHECKPOINT_EVERY, Case
 from experiments.benches.faults.hosts import EmulatedHosts
 from experiments.benches.faults.moves import policy_file
 from experiments.benches.faults.trials import AGENT, CUT, FULL_DISK, KILL, LAUNCHER, STOP, Strike
-from experiments.benches.processes import MARK, await_end, fill_disk, parts_of_run
+from experiments.benches.processes import MARK, await_end, fill_disk, make_room, parts_of_run
 from planner.files.plan import write_plan
 
 _POLL_S = 0.02
@@ -175,6 +175,8 @@ class Running:
         if self._hosts is not None and not resumes:
             self._hosts.begin()
         names = self._case.hosts or (LAUNCHER,)
+        # Hosts that wait for their head to come back found the disk full.
+        make_room(self.mark)
         for name in names:
             if name not in self._commands or self._commands[name].process.poll() is not None:
                 self._start(name, resumes=resumes)
