@@ -251,12 +251,13 @@ class Session:
 
     def _follow_epoch(self, first: int) -> Reconfiguration | None:
         assert self._publisher is not None, "without a policy every rank has a part in the plan"
-        if self._context.backups is not None:
-            self._context.backups.rest()
+        backups = self._context.backups
         for step in range(first, self._config.run.steps):
-            plan = self._client.wait(step)
-            if _begins_another(plan, step, first):
-                return Reconfiguration(step, plan, self._context.clock.now_s())
+            new = self._client.wait(step)
+            if _begins_another(new, step, first):
+                return Reconfiguration(step, new, self._context.clock.now_s())
+            if backups is not None:
+                backups.rest(step, new.plan, self._client.durable(step), anew=step == first)
             self._publisher.finish(step)
         return None
 

@@ -129,22 +129,9 @@ class StateBackups:
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)
-        with self._lock:
-            self._rests = False
-            self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}
-            self._begun = [each for each in self._begun if each >= durable]
-            self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
-            under_way = sum(each > durable for each in self._begun)
-            if (
-                not (anew or step % self._interval_steps == 0)
-                or step in self._begun
-                or under_way >= MOST_INCOMPLETE_BACKUPS
-            ):
-                return
-        moves = backup_moves(plan, self._scenario)
-        with self._lock:
-            self._begun.append(step)
-            self._awaited[step] = sum(move.target == self._device for move in moves)
+        moves = self._moves_due(step, plan, durable, anew=anew)
+        if moves is None:
+            return
         self.copy(step)
         for number, move in enumerate(moves):
             if move.target == self._device:
@@ -162,11 +149,29 @@ class StateBackups:
         with self._lock:
             self._copies.setdefault(step, {}).update(states)
 
-    def rest(self) -> None:
-        """Stop making copies, while plans do not use this rank."""
+    def rest(self, step: int, plan: Plan, durable: int, *, anew: bool) -> None:
+        """Note which copies the other ranks begin before a step that does not use this rank; see `begin_step`.
+
+        Otherwise it would begin others than they do when it has a part again, and wait for them for ever.
+        """
         self._own = frozenset()
+        self._moves_due(step, plan, durable, anew=anew)
+
+    def _moves_due(self, step: int, plan: Plan, durable: int, *, anew: bool) -> Sequence[LayerTransfer] | None:
+        """Return the transfers of the copy that begins before a step; None if no copy begins."""
         with self._lock:
-            self._rests = True
+            self._rests = not self._own
+            self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}
+            self._begun = [each for each in self._begun if each >= durable]
+            self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
+            under_way = sum(each > durable for each in self._begun)
+            is_due = anew or step % self._interval_steps == 0
+            if not is_due or step in self._begun or under_way >= MOST_INCOMPLETE_BACKUPS:
+                return None
+            moves = backup_moves(plan, self._scenario)
+            self._begun.append(step)
+            self._awaited[step] = sum(move.target == self._device for move in moves)
+            return moves
 
     @property
     def kept(self) -> int | None:

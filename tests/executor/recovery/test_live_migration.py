@@ -13,7 +13,14 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
 from sim.simulator import Simulator
-from tests.helpers.processes.training import CONVOLUTIONAL, GPT, hybrid_plan, train_in_one_process, training_scenario
+from tests.helpers.processes.training import (
+    CONVOLUTIONAL,
+    GPT,
+    assert_trained,
+    hybrid_plan,
+    train_in_one_process,
+    training_scenario,
+)
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
 from tests.helpers.strategies.timeless_rows import rows
@@ -71,3 +78,22 @@ def test_both_backends_move_the_same() -> None:
     simulated = Simulator().run(scenario, first, Scripted({1: second, 4: first}), STEPS)
     assert rows(real) == rows(simulated)
     assert any(event.kind is EventKind.MIGRATE for event in real.events)
+
+
+@pytest.mark.timeout(120)
+def test_a_device_that_comes_back_begins_the_same_copies_as_the_others(tmp_path: Path) -> None:
+    """One that only its sender begins would hold back its later messages to the same device, and so the run."""
+    scenario = training_scenario(GPT, 4, regions=["a", "b", "c", "b"])
+    # Copies of the last stage take longer than many steps.
+    links = tuple(
+        replace(link, bandwidth_bps=2e6 if link.name == "c->a" else 200e6, latency_s=0.001)
+        for link in scenario.cluster.links
+    )
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=links))
+    stages = [(2, [1.0]), (2, [1.0]), (len(scenario.model.layers) - 4, [1.0])]
+    one, other = (placed(scenario, stages, devices, [4, 4, 4]) for devices in ([0, 1, 2], [0, 3, 2]))
+    changes = {step: one if step % 6 else other for step in range(0, 4 * STEPS, 3)}
+    backend = TorchBackend("real", emulator="shaper", parameters=tmp_path / "parameters.safetensors", backup_every=1)
+    record = backend.run(scenario, one, Scripted(changes), 4 * STEPS)
+    assert len(record.decisions) > 4
+    assert_trained(record, tmp_path / "parameters.safetensors", train_in_one_process(scenario, 4 * STEPS))
