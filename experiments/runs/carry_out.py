@@ -8,8 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.runs.folder import new_folder, summarise, write_record
+from experiments.runs.folder import new_folder, read_record, summarise, write_record
 from planner.adapt.policy import Policy
+from planner.files.resolved_scenario import resolved_json
 from planner.plan.plan import Plan
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
@@ -54,6 +55,24 @@ def carry_out(
         if folder is not None:
             write_record(record, folder)
     return record
+
+
+def written_before(
+    checkpoints: "CheckpointConfig | None", scenario: Scenario, steps: int, output: Path | None
+) -> RunRecord | None:
+    """Return the run that is in ``output``, if it is the one that would be resumed; None if it is still to be written.
+
+    A launcher can be killed when it has written everything, and whoever starts it again cannot know that.
+    """
+    if checkpoints is None or checkpoints.first_step != steps or output is None:
+        return None
+    try:
+        record = read_record(output)
+    except InputError:
+        return None
+    # Scenarios are compared as they are written: in memory, one that was read differs in the types of its tables.
+    is_same = resolved_json(record.scenario) == resolved_json(scenario)
+    return record if is_same and len(record.losses) == steps else None
 
 
 def completing(checkpoints: "CheckpointConfig | None", tell: Callable[[str], None]) -> Callable[[RunRecord], RunRecord]:

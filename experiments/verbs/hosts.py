@@ -19,7 +19,7 @@ from executor.deploy.gpus import gpus_of
 from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target
 from executor.validate import check_spread, check_supported
-from experiments.runs.carry_out import carry_out, completing, present
+from experiments.runs.carry_out import carry_out, completing, present, written_before
 from experiments.runs.folder import new_folder
 from experiments.runs.progress import run_lines
 from experiments.runs.scenario import Ordering
@@ -201,4 +201,7 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
         )
 
     complete = completing(checkpoints, tell)
-    return present(carry_out(scenario, plan, run.policy, run.steps, output, backend, complete), as_json=False)
+    record = written_before(checkpoints, scenario, run.steps, output) or carry_out(
+        scenario, plan, run.policy, run.steps, output, backend, complete
+    )
+    return present(record, as_json=False)

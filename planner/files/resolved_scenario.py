@@ -31,9 +31,14 @@ _SIGNED = (LossLaw, SizeCurve)
 
 def write_resolved_scenario(scenario: Scenario, path: Path) -> None:
     """Write a scenario to a file that `read_resolved_scenario` reads."""
+    write_text_atomically(path, resolved_json(scenario))
+
+
+def resolved_json(scenario: Scenario) -> str:
+    """Return what `write_resolved_scenario` writes: the same text for the same scenario."""
     data = plain(scenario)
     data["faults"] = [{"fault": _FAULT_NAMES[type(fault)], **plain(fault)} for fault in scenario.faults]
-    write_text_atomically(path, json.dumps(data, allow_nan=False) + "\n")
+    return json.dumps(data, allow_nan=False) + "\n"
 
 
 def read_resolved_scenario(path: Path) -> Scenario:

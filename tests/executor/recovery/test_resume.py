@@ -272,6 +272,32 @@ def test_a_run_folder_that_was_not_written_is_written_from_the_record(backups: l
 
 
 @pytest.mark.slow
+def test_a_run_folder_that_was_written_is_the_result_of_resuming(tmp_path: Path) -> None:
+    """As after a launcher that was killed when all was written; another run's folder stays, too."""
+    folder, other = tmp_path / "run", tmp_path / "other"
+    options = [
+        "run",
+        "digits",
+        "--checkpoint",
+        str(tmp_path / "checkpoints"),
+        "--checkpoint-every",
+        "2",
+        "--steps",
+        "4",
+    ]
+    done = ropebridge(*options, "-o", folder)
+    assert done.returncode == 0, done.stderr
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = ropebridge(*options, "--resume", "-o", folder)
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert ropebridge("run", "digits", "--steps", "2", "-o", other).returncode == 0
+    refused = ropebridge(*options, "--resume", "-o", other)
+    assert refused.returncode == 2
+    assert "this path exists already" in refused.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("most_bytes", [0, 2_000, 50_000])
 @pytest.mark.parametrize("backups", [[], ["--backup-every=1"]], ids=["no-copies", "copies"])
 def test_whoever_cannot_write_ends_the_run_with_one_line(backups: list[str], most_bytes: int, tmp_path: Path) -> None:
