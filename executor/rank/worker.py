@@ -38,11 +38,16 @@ from executor.training.device import (
     gpus_of_ranks,
     is_kind,
     keep_freed_memory,
-    load_meta_device,
     other_kind,
     threads_of_a_rank,
 )
-from executor.training.models.loading import LoadedModel, check_loaded, load_transformers, load_with_sizes
+from executor.training.models.loading import (
+    LoadedModel,
+    check_loaded,
+    load_meta_device,
+    load_transformers,
+    load_with_sizes,
+)
 from executor.training.noise_scale import NoiseMeasuringCompute, write_norms
 from executor.training.parallel_layout import check_layouts
 from executor.transport.device_pairs import check_nccl

@@ -4,7 +4,6 @@ import ctypes
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -236,13 +235,3 @@ def from_payloads(
     """Return the samples of consecutive payloads as one tensor of shape (samples, *sizes) on ``device``."""
     flat = payloads[0] if len(payloads) == 1 else torch.cat(list(payloads))
     return flat.view(dtype).view(-1, *sizes).to(device)
-
-
-def load_meta_device() -> None:
-    """Load the modules with which torch computes shapes on its device ``meta``, some 800 of its compiler.
-
-    Loading them makes the folder in which torch keeps compiled code; it is removed again while it is empty.
-    """
-    torch.nn.functional.gelu(torch.empty(1, device="meta"))
-    with suppress(KeyError, OSError):
-        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rmdir()

@@ -1,10 +1,12 @@
 """Loads the user's model from its file, computes the sizes of its layers, and compares them with the profile."""
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,7 +14,6 @@ from torch import nn
 from executor.training.data.order import DataOrder, DivisibleData, EndlessData, FiniteData, SampleData, stored_data
 from executor.training.data.sources import open_data
 from executor.training.data.tokens import NextTokens
-from executor.training.device import load_meta_device
 from executor.training.models.precision import boundary_dtype
 from executor.training.models.trainable import MEMBERS, TiedModel, TrainableModel, check_members, own_data
 from planner.plan.regional_batch import stored_parts
@@ -201,6 +202,16 @@ def load_with_sizes(
         return _with_sizes(load_model(code, seed), code, seed, precision, named)
     build = _builder(code, seed)
     return replace(_with_sizes(build(chosen), code, seed, precision, named), rebuild=build)
+
+
+def load_meta_device() -> None:
+    """Load the modules with which torch computes shapes on its device ``meta``, some 800 of its compiler.
+
+    Loading them makes the folder in which torch keeps compiled code; it is removed again while it is empty.
+    """
+    torch.nn.functional.gelu(torch.empty(1, device="meta"))
+    with suppress(KeyError, OSError):
+        Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rmdir()
 
 
 def _with_sizes(

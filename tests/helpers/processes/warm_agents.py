@@ -152,7 +152,7 @@ def main(descriptor: str) -> None:
 def _preload(job: JobFolder) -> None:
     """Load what the job's ranks need, which the agents of later jobs then find loaded."""
     from executor.rank.worker import preload
-    from executor.training.device import load_meta_device
+    from executor.training.models.loading import load_meta_device
 
     load_meta_device()
     # The agent tells what is wrong with the job.
