@@ -28,7 +28,6 @@ settings.load_profile("tests")
 # Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
 _FEW_EXAMPLES = 5
 
-
 # Limit of a test that `make test-slow` runs, seconds; pyproject.toml has that of the others.
 _LONGEST_SLOW_S = 7200
 

@@ -69,7 +69,7 @@ def run(
 ) -> None:
     """Run a plan for real, a process per device. Example: ropebridge run digits --strategy ddp --emulate-wan."""
     from executor.core.job import EmulatorChoice
-    from experiments.runs.carry_out import carry_out, completing, present, written_before
+    from experiments.runs.carry_out import carry_out_or_resume, present
     from experiments.runs.progress import showing_run
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from experiments.verbs.run import checkpoint_config, real_backend, resumed_plan
@@ -94,9 +94,7 @@ def run(
             watch=watch,
             tell=tell,
         )
-        record = written_before(checkpoints, described, steps, output) or carry_out(
-            described, planned, policy, steps, output, backend, completing(checkpoints, tell)
-        )
+        record = carry_out_or_resume(described, planned, policy, steps, output, backend, checkpoints, tell)
     say(present(record, as_json))
 
 

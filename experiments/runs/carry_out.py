@@ -57,15 +57,45 @@ def carry_out(
     return record
 
 
-def written_before(
-    checkpoints: "CheckpointConfig | None", scenario: Scenario, steps: int, output: Path | None
-) -> RunRecord | None:
-    """Return the run that is in ``output``, if it is the one that would be resumed; None if it is still to be written.
+def carry_out_or_resume(
+    scenario: Scenario,
+    plan: Plan,
+    policy: str | Policy | None,
+    steps: int,
+    output: Path | None,
+    make_backend: Callable[[Path | None], Backend],
+    checkpoints: "CheckpointConfig | None",
+    tell: Callable[[str], None],
+) -> RunRecord:
+    """Do the same as `carry_out` for a run with ``checkpoints``, whose record also has what earlier attempts have done.
 
-    A launcher can be killed when it has written everything, and whoever starts it again cannot know that.
+    If the run has done all steps and written its folder, the folder stays as it is. ``tell`` gets lines about what is
+    missing of earlier attempts.
+
+    Raises:
+        InputError: There is no step to carry out.
     """
-    if checkpoints is None or checkpoints.first_step != steps or output is None:
-        return None
+    if checkpoints is None:
+        return carry_out(scenario, plan, policy, steps, output, make_backend)
+    if checkpoints.first_step == steps and output is not None:
+        # A launcher can be killed when it has written everything, and whoever starts it again cannot know that.
+        written = _written_before(output, scenario, steps)
+        if written is not None:
+            return written
+    # Simulations do not need the executor.
+    from executor.control.attempts import finished_record, with_earlier_attempts
+
+    def complete(record: RunRecord) -> RunRecord:
+        if not record.events:
+            # Earlier attempts have done all steps.
+            return finished_record(record, checkpoints, tell)
+        return with_earlier_attempts(record, checkpoints.folder, tell)
+
+    return carry_out(scenario, plan, policy, steps, output, make_backend, complete)
+
+
+def _written_before(output: Path, scenario: Scenario, steps: int) -> RunRecord | None:
+    """Return the run in a folder if it has done these steps of this scenario, else None."""
     try:
         record = read_record(output)
     except InputError:
@@ -73,24 +103,6 @@ def written_before(
     # Scenarios are compared as they are written: in memory, one that was read differs in the types of its tables.
     is_same = resolved_json(record.scenario) == resolved_json(scenario)
     return record if is_same and len(record.losses) == steps else None
-
-
-def completing(checkpoints: "CheckpointConfig | None", tell: Callable[[str], None]) -> Callable[[RunRecord], RunRecord]:
-    """Return a function that puts what earlier attempts at a run have done before the record of the last one.
-
-    The last one has no events if the earlier ones have done all steps.
-    """
-    if checkpoints is None:
-        return lambda record: record
-    # Simulations do not need the executor.
-    from executor.control.attempts import finished_record, with_earlier_attempts
-
-    def complete(record: RunRecord) -> RunRecord:
-        if not record.events:
-            return finished_record(record, checkpoints, tell)
-        return with_earlier_attempts(record, checkpoints.folder, tell)
-
-    return complete
 
 
 def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from executor.deploy.gpus import gpus_of
 from executor.deploy.hosts_file import hosts_of, read_hosts_file
 from executor.deploy.target import Target, exports, find_target
 from executor.validate import check_spread, check_supported
-from experiments.runs.carry_out import carry_out, completing, present, written_before
+from experiments.runs.carry_out import carry_out_or_resume, present
 from experiments.runs.folder import new_folder
 from experiments.runs.progress import run_lines
 from experiments.runs.scenario import Ordering
@@ -200,8 +200,5 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
             tell=tell,
         )
 
-    complete = completing(checkpoints, tell)
-    record = written_before(checkpoints, scenario, run.steps, output) or carry_out(
-        scenario, plan, run.policy, run.steps, output, backend, complete
-    )
+    record = carry_out_or_resume(scenario, plan, run.policy, run.steps, output, backend, checkpoints, tell)
     return present(record, as_json=False)

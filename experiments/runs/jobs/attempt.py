@@ -31,7 +31,7 @@ from executor.control.attachment import Attachment, Survival, attach
 from executor.core.job import CheckpointConfig, JobFolder
 from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
-from experiments.runs.carry_out import carry_out, completing, present
+from experiments.runs.carry_out import carry_out_or_resume, present
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.progress import run_lines
@@ -184,8 +184,8 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
                 tell=tell,
             )
 
-        complete = completing(checkpoints, tell)
-        record = carry_out(bundle.scenario, plan, run.policy, run.steps, shared / _RUN, backend, complete)
+        output = shared / _RUN
+        record = carry_out_or_resume(bundle.scenario, plan, run.policy, run.steps, output, backend, checkpoints, tell)
         say(present(record, as_json=False))
 
 
