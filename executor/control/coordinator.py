@@ -100,7 +100,7 @@ class Coordinator:
             self._start_run(origin_s)
         if self._driver is not None:
             if self._recovers:
-                self._wait(lambda: all(map(self._processes.has_returned, self._session.spec.ranks)))
+                self._await_start(self._session.spec.ranks)
                 self._begin(self._session.spec)
             while not self._follow_session():
                 self._regroup()
@@ -272,6 +272,16 @@ class Coordinator:
                 f"reach {hosts.address}, port {hosts.port}"
             )
 
+    def _await_start(self, ranks: Collection[int]) -> None:
+        """Wait until all ranks can begin to train; a host that is lost before that must return within `arrival_s`."""
+
+        def are_ready() -> bool:
+            return all(map(self._processes.has_returned, ranks))
+
+        while not are_ready():
+            self._await_hosts()
+            self._wait(lambda: are_ready() or bool(self._processes.missing_hosts))
+
     # --- a session, step by step ---
 
     def _begin(self, spec: SessionSpec) -> None:
@@ -324,7 +334,7 @@ class Coordinator:
         if self._processes.origin_s is None:
             # No rank has trained yet: begin the same session again.
             self._await_reports()
-            self._wait(lambda: all(map(self._processes.has_returned, last.spec.ranks)))
+            self._await_start(last.spec.ranks)
             self._begin(replace(last.spec, number=last.spec.number + 1, store_prefix=random_token()))
             return
         unpublished: list[Any] | None = None

@@ -124,9 +124,9 @@ def attack(command: Command, folder: Path, random: Random) -> tuple[Sequence[str
     return command.arguments, f"{way} of {name}"
 
 
-def attack_all(count: int, forker: Forker, seeds: Path, folder: Path, own_seed: str) -> None:
+def attack_all(count: int, forker: Forker, seeds: Path, folder: Path) -> None:
     """Run commands with spoiled input, and fail with all that was wrong."""
-    seed = os.environ.get("ROPEBRIDGE_TEST_SEED") or own_seed
+    seed = os.environ.get("ROPEBRIDGE_TEST_SEED") or str(int.from_bytes(os.urandom(4)))
     only = os.environ.get("ROPEBRIDGE_TEST_CASE")
     print(f"ROPEBRIDGE_TEST_SEED={seed}")
     wrong, statuses = [], []
@@ -189,10 +189,9 @@ def test_a_full_disk_is_told_and_nothing_is_left(
 
 
 def test_wrong_input_is_refused(forker: Forker, seeds: Path, tmp_path: Path) -> None:
-    """The same 12 each time: of thousands with other seeds, one in several hundred still finds something."""
-    attack_all(12, forker, seeds, tmp_path, "3122212760")
+    attack_all(12, forker, seeds, tmp_path)
 
 
 @pytest.mark.slow
 def test_much_wrong_input_is_refused(forker: Forker, seeds: Path, tmp_path: Path) -> None:
-    attack_all(2000, forker, seeds, tmp_path, str(int.from_bytes(os.urandom(4))))
+    attack_all(2000, forker, seeds, tmp_path)

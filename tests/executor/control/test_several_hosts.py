@@ -18,6 +18,7 @@ import yaml
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
+from executor.core.liveness import beat_path
 from executor.training.device import cpu_name, gpu_names
 from experiments.benches.processes import MARK, marked_processes
 from planner.runs.event_totals import step_ends_s
@@ -158,6 +159,25 @@ def test_a_host_that_does_not_come_is_named() -> None:
     hosts = hosts_on_loopback([("west", (0, 1)), ("east", (2, 3))], arrival_s=2.0)
     with pytest.raises(RunError, match=r"host east: no agent has connected within 2 s; start .*127\.0\.0\.1"):
         TorchBackend("paced", hosts=hosts).run(scenario, plan, None, STEPS)
+
+
+def test_a_host_that_is_lost_before_the_first_step_must_come_back_in_time(tmp_path: Path) -> None:
+    """Also in a run that survives lost hosts: before any step there is nothing that is worth waiting for."""
+    scenario, plan = chain()
+    hosts = hosts_on_loopback([("west", (0, 1, 2)), ("east", (3,))], arrival_s=10.0)
+    member = start_member(hosts, "east", tmp_path / "east", scenario.code.path)
+
+    def strike() -> None:
+        while not list((tmp_path / "east").rglob(beat_path(Path(), 3).name)):
+            time.sleep(0.002)
+        member.send_signal(signal.SIGKILL)
+        member.communicate()
+
+    striker = threading.Thread(target=strike, daemon=True)
+    striker.start()
+    with pytest.raises(RunError, match="host east: no agent has connected within 10 s"):
+        TorchBackend("real", hosts=hosts, backup_every=2).run(scenario, plan, None, STEPS)
+    striker.join()
 
 
 def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
