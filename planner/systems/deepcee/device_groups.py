@@ -46,6 +46,9 @@ SPREAD_RATIO = 1.2
 Group = tuple[Device, ...]
 Area = tuple[Group, ...]
 
+# The distance of two clusters that become one, and a member of each.
+Merge = tuple[float, int, int]
+
 
 def device_areas(scenario: Scenario) -> tuple[Area, ...]:
     """Return the areas of a scenario's cluster, in the order of their first devices, each as a tuple of groups.
@@ -77,7 +80,7 @@ def cut_at_largest_rise(distance_s: Floats) -> list[list[int]]:
     if count == 1:
         return [[0]]
     merges = _merges(np.maximum(distance_s, FAST_PACKET_S))
-    heights_s = np.concatenate(([FAST_PACKET_S], merges[:, 2]))
+    heights_s = np.array([FAST_PACKET_S, *(height_s for height_s, _, _ in merges)])
     rises = heights_s[1:] / heights_s[:-1]
     steepest = int(np.argmax(rises))
     if rises[steepest] < LEAST_RISE:
@@ -112,21 +115,44 @@ def _groups(devices: Sequence[Device], scenario: Scenario) -> Area:
     return tuple(sorted(groups, key=lambda group: -min(device.memory_bytes for device in group)))
 
 
-def _merges(distance: Floats) -> Floats:
-    """Return scipy's linkage matrix of a clustering with average linkage, for distances [members, members]."""
-    # Imported here because the import takes a third of a second, and every command imports this module.
-    from scipy.cluster.hierarchy import linkage
+def _merges(distance: Floats) -> list[Merge]:
+    """Return the merges of a clustering with average linkage, nearest first, for distances [members, members].
 
-    return np.asarray(linkage(distance[np.triu_indices(len(distance), 1)], "average"), np.float64)
+    The nearest-neighbour chain (Müllner, arXiv 1109.2378, section 3.2) gives the clusters of scipy's ``linkage``, whose
+    import takes a third of a second of every command that plans.
+    """
+    distance, sizes = distance.copy(), np.ones(len(distance))
+    np.fill_diagonal(distance, np.inf)
+    merges: list[Merge] = []
+    chain: list[int] = []
+    while len(merges) < len(distance) - 1:
+        if not chain:
+            chain.append(int(np.flatnonzero(sizes)[0]))
+        row = distance[chain[-1]]
+        nearest = int(np.argmin(row))
+        # Of equally near clusters the previous one, or the chain could be a circle.
+        if len(chain) == 1 or row[nearest] < row[chain[-2]]:
+            chain.append(nearest)
+            continue
+        gone, kept = sorted(chain[-2:])
+        del chain[-2:]
+        merges.append((float(distance[gone, kept]), gone, kept))
+        joined = np.average(distance[[gone, kept]], axis=0, weights=sizes[[gone, kept]])
+        distance[kept], distance[:, kept], distance[gone], distance[:, gone] = joined, joined, np.inf, np.inf
+        sizes[kept], sizes[gone] = sizes[kept] + sizes[gone], 0
+    return sorted(merges)
 
 
-def _members(merges: Floats, height: float) -> list[list[int]]:
+def _members(merges: Sequence[Merge], height: float) -> list[list[int]]:
     """Return the clusters after all merges up to the distance ``height``, each as a list of the members' indices."""
-    from scipy.cluster.hierarchy import fcluster
-
+    cluster = list(range(len(merges) + 1))
+    for at, one, other in merges:
+        if at <= height:
+            joined = cluster[one]
+            cluster = [cluster[other] if each == joined else each for each in cluster]
     members: dict[int, list[int]] = {}
-    for index, label in enumerate(fcluster(merges, height, "distance").tolist()):
-        members.setdefault(label, []).append(index)
+    for index, each in enumerate(cluster):
+        members.setdefault(each, []).append(index)
     return list(members.values())
 
 

@@ -1,14 +1,24 @@
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
-from planner.systems.deepcee.device_groups import PACKET_BYTES, device_areas, packet_times_s
+from planner.systems.deepcee.device_groups import (
+    FAST_PACKET_S,
+    LEAST_RISE,
+    PACKET_BYTES,
+    cut_at_largest_rise,
+    device_areas,
+    packet_times_s,
+)
 from tests.helpers.scenarios.builders import chain_scenario
 
 GIB = 2**30
@@ -63,3 +73,26 @@ def test_the_worse_direction_counts() -> None:
     cluster = Cluster(scenario.cluster.devices, slower)
     times_s = packet_times_s(Scenario("x", cluster, scenario.model, scenario.training))
     assert times_s[0, 1] == times_s[1, 0] == pytest.approx(8 * PACKET_BYTES / 1e8 + 0.01, rel=1e-3)
+
+
+@st.composite
+def distances(draw: st.DrawFn) -> list[float]:
+    """Of every two devices; many are equal, as between regions, and few enough differ for ties."""
+    count = draw(st.integers(3, 14))
+    pairs = count * (count - 1) // 2
+    return draw(st.lists(st.sampled_from([1.0, 2.0, 3.0, 40.0, 50.0, 900.0]), min_size=pairs, max_size=pairs))
+
+
+@settings(max_examples=300)
+@given(distances())
+def test_areas_are_the_clusters_that_scipy_finds(pairs: list[float]) -> None:
+    merges = linkage(np.array(pairs) * FAST_PACKET_S, "average")
+    heights_s = [FAST_PACKET_S, *merges[:, 2]]
+    rises = [later / earlier for earlier, later in zip(heights_s, heights_s[1:], strict=False)]
+    steepest = rises.index(max(rises))
+    labels = fcluster(merges, heights_s[steepest] * 1.001, "distance") if max(rises) >= LEAST_RISE else [0] * 99
+    expected: dict[int, list[int]] = {}
+    areas = cut_at_largest_rise(squareform(pairs) * FAST_PACKET_S)
+    for index in range(sum(map(len, areas))):
+        expected.setdefault(int(labels[index]), []).append(index)
+    assert areas == list(expected.values())
