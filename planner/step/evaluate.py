@@ -3,7 +3,7 @@
 Each ordered pair of devices is a channel that carries one message at a time. On constant links that no two channels
 share, the times equal those of the simulator (tests/planner/step/test_evaluate.py).
 
-If channels share links, `contended_paths` estimates how much longer transfers take; only the simulator is exact:
+If channels share links, `contention_factors` estimates how much longer transfers take; only the simulator is exact:
 
 - Flows from one device to several others start together and share the link all the time.
 - Other flows, such as activations forward and gradients back over one LAN, are taken as independent: a flow shares the
@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.cost.link_sharing import Pair, sharers, slowed_paths
+from planner.cost.link_sharing import Pair, sharers
 from planner.cost.network import ConstantRatePath, Paths, jitter_delay_s, nominal_path, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -137,11 +137,6 @@ def slowed_durations_s(step: CompiledStep, slowdown: Mapping[str, float]) -> Flo
         return step.actions.duration_s
     factors = np.array([slowdown.get(actor, 1.0) for actor in step.actors])
     return np.asarray(step.actions.duration_s * factors[step.actions.actor], np.float64)
-
-
-def contended_paths(plan: Plan, scenario: Scenario) -> Paths:
-    """Return the paths of a plan at declared bandwidths, reduced by the estimated contention of other flows."""
-    return slowed_paths(plan, scenario, contention_factors(plan, scenario))
 
 
 @lru_cache(maxsize=256)

@@ -9,11 +9,13 @@ twice: by ropebridge's evaluator, as users get it, and by the closed form.
 """
 
 import multiprocessing
+import resource
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from math import inf
+from math import ceil, inf
 from multiprocessing.connection import Connection
 from time import process_time
 from typing import Generic, Self, TypeVar
@@ -52,7 +54,7 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class LimitedProcess(Generic[Task, Result]):
-    """A context manager that carries out tasks one after the other in another process, each with a time limit.
+    """A context manager that carries out tasks one after the other in another process, each with a limit.
 
     Args:
         work: A module-level function that takes a task and returns the result; both are pickled.
@@ -69,23 +71,22 @@ class LimitedProcess(Generic[Task, Result]):
         self._stop()
 
     def result(self, task: Task, limit_s: float) -> Result:
-        """Return the result of a task; the limit of the first task includes the start of the process.
+        """Return the result of a task.
 
         Raises:
-            TimeoutError: The task takes longer than ``limit_s`` seconds.
+            TimeoutError: The task takes more than ``limit_s`` seconds of processor time.
             ChildProcessError: The process ended before the task was done.
         """
-        self._ours.send(task)
+        self._ours.send((task, limit_s))
         try:
-            if self._ours.poll(limit_s):
-                result: Result = self._ours.recv()
-                return result
-            problem: OSError = TimeoutError(f"it takes longer than {limit_s:g} s")
+            result: Result = self._ours.recv()
+            return result
         except EOFError:
-            problem = ChildProcessError("its process ended")
+            self._process.join()
+        is_late = self._process.exitcode == -signal.SIGXCPU
         self._stop()
         self._start()
-        raise problem
+        raise TimeoutError(f"it takes longer than {limit_s:g} s") if is_late else ChildProcessError("its process ended")
 
     def _start(self) -> None:
         self._ours, theirs = _CONTEXT.Pipe()
@@ -101,9 +102,14 @@ class LimitedProcess(Generic[Task, Result]):
 
 
 def _serve(connection: Connection, work: Callable[[Task], Result]) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most_s = resource.getrlimit(resource.RLIMIT_CPU)
     try:
         while True:
-            connection.send(work(connection.recv()))
+            task, limit_s = connection.recv()
+            # The kernel ends the process at the limit by SIGXCPU.
+            resource.setrlimit(resource.RLIMIT_CPU, (ceil(process_time() + limit_s), most_s))
+            connection.send(work(task))
     except EOFError:
         return
 
@@ -111,8 +117,8 @@ def _serve(connection: Connection, work: Callable[[Task], Result]) -> None:
 OURS = "auto"
 OURS_BY_CLOSED_FORM = "auto, by the closed form"
 
-# Time limit of a strategy on a fleet, for its search and for scoring its plan. The time of some strategies grows with
-# the square of the number of devices.
+# Most processor seconds of a strategy on a fleet, for its search and for scoring its plan. The time of some strategies
+# grows with the square of the number of devices.
 LIMIT_S, QUICK_LIMIT_S = 120.0, 20.0
 
 # Most seconds of a search for a loss over the smallest wide fleet: it also chooses workers and their exchanges.

@@ -81,15 +81,6 @@ class Evidence:
     measured_bytes: Floats
     tensors_bytes: Floats
 
-    def step_errors(self, calibration: Calibration) -> Floats:
-        """Return the relative error of the simulated step time, shape (runs,)."""
-        return _step_errors(self, np.array([calibration.network_share]))[:, 0]
-
-    def memory_errors(self, calibration: Calibration) -> Floats:
-        """Return the relative error of the computed memory, shape (runs,)."""
-        at_share = [np.interp(calibration.workspace_share, WORKSPACE_SHARES, row) for row in self.tensors_bytes]
-        return (np.array(at_share) + calibration.framework_bytes) / self.measured_bytes - 1
-
 
 def fit(evidence: Evidence, runs: Sequence[int] | Ints) -> Calibration:
     """Return the constants with the least mean absolute relative error on the given runs."""

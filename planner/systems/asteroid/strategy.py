@@ -87,21 +87,6 @@ _MARGIN = 1.25
 _Splits = dict[tuple[int, int, tuple[float, ...]], list[HybridSplit]]
 
 
-def best_split(
-    scenario: Scenario, devices: Sequence[Device], samples: int, microbatches: int, rules: HybridRules
-) -> HybridSplit | None:
-    """Return the split of all layers with the least round latency, or None if no split fits into memory.
-
-    Args:
-        scenario: Scenario that gives model, memory and links.
-        devices: Devices in the order along the pipeline.
-        samples: Samples of each microbatch.
-        microbatches: Number of microbatches of the round.
-        rules: Depths, correction and width of groups.
-    """
-    return counted_split(scenario, devices, samples, microbatches, rules)[0]
-
-
 def counted_split(
     scenario: Scenario,
     devices: Sequence[Device],
@@ -110,9 +95,17 @@ def counted_split(
     rules: HybridRules,
     costs: StageCosts | None = None,
 ) -> tuple[HybridSplit | None, int]:
-    """Return the result of `best_split`, and the number of candidate stages that the search has looked at.
+    """Return the split of all layers with the least round latency, and the number of candidate stages looked at.
 
-    ``costs`` are those of earlier searches with the same scenario, samples and rules.
+    The split is None if none fits into memory.
+
+    Args:
+        scenario: Scenario that gives model, memory and links.
+        devices: Devices in the order along the pipeline.
+        samples: Samples of each microbatch.
+        microbatches: Number of microbatches of the round.
+        rules: Depths, correction and width of groups.
+        costs: Those of earlier searches with the same scenario, samples and rules.
     """
     costs = costs or StageCosts(scenario, samples, rules.even)
     looked_up = costs.choose.cache_info()
@@ -167,7 +160,7 @@ def _counted_pipeline(
         if split is not None:
             stages = tuple(choice.stage for choice in split.stages)
             depths = fitting_depths([stage.in_flight for stage in stages], stages, scenario, microbatches)
-            assert depths is not None, "`best_split` returns only splits that fit into memory"
+            assert depths is not None, "`counted_split` returns only splits that fit into memory"
             return Pipeline(stages, microbatches).with_depths(depths), candidates
     return None, candidates
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.runs.scenario import choose_scenario
+from planner.cost.link_sharing import slowed_paths
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import contended_paths, step_time_s
+from planner.step.evaluate import contention_factors, step_time_s
 from planner.systems.auto.strategy import (
     candidates,
 )
@@ -19,7 +20,7 @@ from traces.common.errors import InputError
 
 
 def contended_s(plan: Plan, scenario: Scenario) -> float:
-    return step_time_s(plan, scenario, contended_paths(plan, scenario))
+    return step_time_s(plan, scenario, slowed_paths(plan, scenario, contention_factors(plan, scenario)))
 
 
 def one_step_s(plan: Plan, scenario: Scenario) -> float:

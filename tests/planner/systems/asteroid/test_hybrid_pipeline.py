@@ -9,7 +9,7 @@ from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.round_latency import RoundStep, round_latency_s, transfer_step
 from planner.systems.asteroid.stage_costs import StageCosts
-from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, best_split, plain_depth
+from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, counted_split, plain_depth
 from tests.helpers.scenarios.hybrid_scenarios import unlike_scenarios
 
 
@@ -47,7 +47,7 @@ RULES = st.builds(
 @given(unlike_scenarios(), st.integers(1, 4), st.integers(1, 8), RULES)
 def test_no_split_is_better(scenario: Scenario, samples: int, microbatches: int, rules: HybridRules) -> None:
     devices = scenario.cluster.devices
-    split = best_split(scenario, devices, samples, microbatches, rules)
+    split, _ = counted_split(scenario, devices, samples, microbatches, rules)
     least_s = min(every_round(scenario, devices, samples, microbatches, rules), default=None)
     if least_s is None:
         assert split is None

@@ -1,4 +1,4 @@
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def distances(draw: st.DrawFn) -> list[float]:
 def test_areas_are_the_clusters_that_scipy_finds(pairs: list[float]) -> None:
     merges = linkage(np.array(pairs) * FAST_PACKET_S, "average")
     heights_s = [FAST_PACKET_S, *merges[:, 2]]
-    rises = [later / earlier for earlier, later in zip(heights_s, heights_s[1:], strict=False)]
+    rises = [later / earlier for earlier, later in pairwise(heights_s)]
     steepest = rises.index(max(rises))
     labels = fcluster(merges, heights_s[steepest] * 1.001, "distance") if max(rises) >= LEAST_RISE else [0] * 99
     expected: dict[int, list[int]] = {}
