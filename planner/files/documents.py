@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.cyaml import CParser  # type: ignore[attr-defined]
+from yaml.resolver import Resolver
 
 from planner.plan.actions import Action
 from traces.common.errors import InputError
@@ -20,9 +24,10 @@ Location = tuple[int | str, ...]
 
 
 # Bounds on what a file may hold, far above what anybody writes: what is beyond them is a mistake or an attack. YAML is
-# read at about a quarter of a megabyte per second. Aliases count as often as they are used.
+# read at about half a megabyte per second. Aliases count as often as they are used.
 _MOST_JSON_BYTES, _MOST_YAML_BYTES = 64 * 2**20, 4 * 2**20
 _MOST_VALUES = 300_000
+_TOO_MANY = f"there are more than {_MOST_VALUES:,} values, aliases counted as what they stand for"
 _MOST_LEVELS = 60
 _MOST_DIGITS = 400
 # Integers of so few digits can be converted to floats, and so can the product of three of them.
@@ -150,7 +155,7 @@ class Document:
     def _composed(self) -> yaml.Node | None:
         """YAML nodes with line numbers; composed only for error messages, because composing is slow."""
         try:
-            return yaml.compose(self._text, Loader=yaml.SafeLoader)
+            return _Loader(self._text).get_single_node()
         except yaml.YAMLError:
             # The file is JSON that is not YAML, for example indented by tabs. Messages give key paths without lines.
             return None
@@ -199,7 +204,7 @@ def _extent(node: yaml.Node, known: dict[int, _Extent | None], level: int) -> _E
     if level + found.levels > _MOST_LEVELS:
         raise RecursionError
     if found.values > _MOST_VALUES:
-        raise _refused(f"there are more than {_MOST_VALUES:,} values, aliases counted as what they stand for", node)
+        raise _refused(_TOO_MANY, node)
     return found
 
 
@@ -210,8 +215,9 @@ def _check_scalar(node: yaml.Node) -> None:
         raise _refused(f"a number has {len(node.value)} digits", node)
 
 
-def _refused(problem: str, node: yaml.Node) -> yaml.YAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+def _refused(problem: str, place: Any) -> yaml.YAMLError:
+    """Return the error for a problem at a node or an event."""
+    return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
 
 
 def _json(text: str) -> Any:
@@ -244,12 +250,28 @@ def _check_levels(value: Any, level: int) -> None:
             _check_levels(child, level + 1)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses repeated keys and reads dates as text."""
+class _Loader(Composer, CParser, SafeConstructor, Resolver):
+    """YAML loader that refuses repeated keys and reads dates as text.
+
+    The parser is that of libyaml. Nodes are put together in Python, which notices texts that are nested too deeply.
+    """
+
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > _MOST_VALUES:
+            raise _refused(_TOO_MANY, self.peek_event())
+        return super().compose_node(parent, index)
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -270,8 +292,8 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"'{node.value}' is neither true nor false", node) from None
 
 
-# The base class's table names its own method.
-_Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_yaml_bool)
+# The base class's table names its own method. mypy is told of PyYAML's own loaders only.
+_Loader.add_constructor("tag:yaml.org,2002:bool", _Loader.construct_yaml_bool)  # type: ignore[type-var]
 
 
 def plain(value: Any, *, defaults: bool = True) -> Any:

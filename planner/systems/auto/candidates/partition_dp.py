@@ -30,6 +30,9 @@ ACCURACY = 0.01
 # shorter round trip, which saves more than the bound costs if there are few microbatches.
 WIDER = np.array([1.0, 1.02, 1.06, 1.15, 1.35, 1.8, np.inf])
 
+# More microbatches than any step has in flight.
+_MOST_HELD = 2**40
+
 # Relative difference of times that may come from rounding alone.
 _ROUNDING = 1e-9
 
@@ -79,6 +82,18 @@ class PartitionCosts(NamedTuple):
     blocks: bool
     waits: bool
     adds_sums: bool
+
+
+class Ranges(NamedTuple):
+    """Costs of every range of layers as a stage on each option, [options, end layer, first layer].
+
+    Attributes:
+        compute_s: Time on the slowest device of the option, seconds.
+        held: Most microbatches that all devices of the option can hold at once; 0 if one does not fit.
+    """
+
+    compute_s: Floats
+    held: Ints
 
 
 class Limits(NamedTuple):
@@ -160,18 +175,19 @@ def best_partition(
     """
     layers, contexts = costs.compute_s.shape[2] - 1, costs.entered.shape[0]
     tables, fronts = new_tables(costs, most_stages), fronts_within(costs, limit_s / microbatches)
+    ranges = ranges_within(costs, limit_s / microbatches)
     quickest_s = np.zeros(layers)
     for layer in range(layers - 1):
         own_s = (costs.compute_s[:, 0, layer + 1] - costs.compute_s[:, 0, layer]).min()
         quickest_s[layer + 1] = quickest_s[layer] + own_s
     high, low, most_s = limit_s / microbatches, least_s, limit_s - (microbatches - 1) * least_s
     limits = Limits(microbatches, high, most_s, quickest_s, most_sum_s)
-    if not fill(costs, limits, fronts, tables, True):
+    if not fill(costs, ranges, limits, fronts, tables, True):
         return Partition(np.inf, np.inf, np.empty(0, np.int64), np.empty(0, np.int64))
     while high - low > ACCURACY * high:
         middle, most_s = (low + high) / 2, limit_s - (microbatches - 1) * low
         limits = Limits(microbatches, middle, most_s, quickest_s, most_sum_s)
-        if fill(costs, limits, fronts, tables, True):
+        if fill(costs, ranges, limits, fronts, tables, True):
             high = middle
         else:
             low = middle
@@ -185,7 +201,7 @@ def best_partition(
             break
         last_s = bound_s
         limits = Limits(microbatches, bound_s, min(most_s, shorter_s), quickest_s, most_sum_s)
-        fill(costs, limits, fronts, tables, False)
+        fill(costs, ranges, limits, fronts, tables, False)
         trip_s, start = best_start(tables, 0, contexts)
         if (microbatches - 1) * bound_s + trip_s < best_s:
             best_s, best_bound_s, best_trip_s = (microbatches - 1) * bound_s + trip_s, bound_s, trip_s
@@ -229,6 +245,37 @@ def fronts_within(costs: PartitionCosts, bound_s: float) -> Fronts:  # pragma: n
 
 
 @njit(cache=True)
+def ranges_within(costs: PartitionCosts, bound_s: float) -> Ranges:  # pragma: no cover
+    """Return the costs of ranges of layers; the compute times of those beyond a bound are infinite."""
+    options, devices, layers = costs.compute_s.shape[0], costs.compute_s.shape[1], costs.compute_s.shape[2] - 1
+    compute_s = np.full((options, layers + 1, layers), np.inf)
+    held = np.zeros((options, layers + 1, layers), np.int64)
+    for option in range(options):
+        for end in range(1, layers + 1):
+            for first in range(end - 1, -1, -1):
+                slowest_s = 0.0
+                for device in range(devices):
+                    until_s = costs.compute_s[option, device]
+                    slowest_s = max(slowest_s, until_s[end] - until_s[first])
+                if slowest_s + costs.launches_s > bound_s:
+                    break
+                compute_s[option, end, first] = slowest_s + costs.launches_s
+                held[option, end, first] = _held(costs, option, first, end)
+    return Ranges(compute_s, held)
+
+
+@njit(cache=True, error_model="numpy")
+def _held(costs: PartitionCosts, option: int, first: int, end: int) -> int:  # pragma: no cover
+    held = _MOST_HELD
+    for device in range(costs.compute_s.shape[1]):
+        room = costs.capacity_bytes[option, device] - costs.resident_bytes[option, device, first, end]
+        each = costs.saved_bytes[option, device, first, end]
+        if room < 0 or held * each > room:
+            held = int(room // each) if room >= each else 0
+    return held
+
+
+@njit(cache=True)
 def best_start(tables: Tables, context: int, end_context: int) -> tuple[float, int]:  # pragma: no cover
     """Return the shortest round trip of a whole pipeline, seconds, and the flat index of its entry in the tables.
 
@@ -247,7 +294,7 @@ def best_start(tables: Tables, context: int, end_context: int) -> tuple[float, i
 
 @njit(cache=True)
 def fill(
-    costs: PartitionCosts, limits: Limits, fronts: Fronts, tables: Tables, stops: bool
+    costs: PartitionCosts, ranges: Ranges, limits: Limits, fronts: Fronts, tables: Tables, stops: bool
 ) -> bool:  # pragma: no cover
     """Fill tables, and return whether some whole pipeline keeps the limits; with ``stops``, as soon as one is found.
 
@@ -261,12 +308,12 @@ def fill(
     has_least = np.zeros((options, contexts), np.bool_)
     for option in range(options):
         for first in range(layers - 1, -1, -1):
-            time_s, sum_s = compute_s(costs, option, first, layers), _sum_s(costs, option, first, layers)
+            time_s, sum_s = ranges.compute_s[option, layers, first], _sum_s(costs, option, first, layers)
             if time_s > limits.bound_s or sum_s > limits.sum_s:
                 break
             # The loop goes on after a stage that does not fit: with recomputation, a stage with more layers may need
             # less memory, since it saves only the input of its first layer.
-            if wait_s(costs, option, first, layers, 1, 0.0) > 0:
+            if not ranges.held[option, layers, first]:
                 continue
             total_s = time_s + (sum_s if costs.adds_sums else 0.0)
             if not reached[1, option, costs.first_context[option]]:
@@ -289,7 +336,7 @@ def fill(
                         least_s[option, context, end] = so_far_s
                         here = ((stages * options + option) * contexts + context) * layers + end
                         state = (stages, option, context, end, here)
-                        is_whole |= _prepend(costs, limits, fronts, state, tables)
+                        is_whole |= _prepend(costs, ranges, limits, fronts, state, tables)
                         if is_whole and stops:
                             return True
     return is_whole
@@ -297,7 +344,12 @@ def fill(
 
 @njit(cache=True)
 def _prepend(
-    costs: PartitionCosts, limits: Limits, fronts: Fronts, state: tuple[int, int, int, int, int], tables: Tables
+    costs: PartitionCosts,
+    ranges: Ranges,
+    limits: Limits,
+    fronts: Fronts,
+    state: tuple[int, int, int, int, int],
+    tables: Tables,
 ) -> bool:  # pragma: no cover
     """Put every stage that can be in front of a state into the tables of `fill`; return whether one is the first.
 
@@ -305,6 +357,7 @@ def _prepend(
     """
     stages, option, context, end, here = state
     round_trip_s, next_state, reached, _ = tables
+    compute_s, held = ranges
     is_whole = False
     so_far_s, depth = round_trip_s[stages, option, context, end], min(limits.microbatches, stages + 1)
     for front in fronts.option[fronts.start[option] : fronts.start[option + 1]]:
@@ -314,7 +367,7 @@ def _prepend(
         transfer_s = costs.transfer_s[front, option, end - 1]
         blocked_s = transfer_s if costs.blocks else 0.0
         for first in range(end - 1, -1, -1):
-            time_s = compute_s(costs, front, first, end)
+            time_s = compute_s[front, end, first]
             if time_s + blocked_s > limits.bound_s:
                 break
             sum_s = costs.sum_s[front, end] - costs.sum_s[front, first]
@@ -325,7 +378,7 @@ def _prepend(
                 break
             if total_s + limits.quickest_s[first] > limits.round_trip_s:
                 continue
-            if wait_s(costs, front, first, end, depth, total_s) > limits.bound_s:
+            if wait_s(costs.waits, held[front, end, first], depth, total_s) > limits.bound_s:
                 continue
             if not reached[stages + 1, front, place]:
                 reached[stages + 1, front, place] = True
@@ -338,38 +391,21 @@ def _prepend(
 
 
 @njit(cache=True)
-def compute_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  # pragma: no cover
-    """Return the time of layers ``first`` to ``end`` - 1 on the slowest device of an option, seconds."""
-    slowest_s = 0.0
-    for device in range(costs.compute_s.shape[1]):
-        slowest_s = max(slowest_s, costs.compute_s[option, device, end] - costs.compute_s[option, device, first])
-    return slowest_s + costs.launches_s
-
-
-@njit(cache=True)
 def _sum_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  # pragma: no cover
     return float(costs.sum_s[option, end] - costs.sum_s[option, first])
 
 
 @njit(cache=True, error_model="numpy")
-def wait_s(
-    costs: PartitionCosts, option: int, first: int, end: int, depth: int, round_trip_s: float
-) -> float:  # pragma: no cover
+def wait_s(waits: bool, held: int, depth: int, round_trip_s: float) -> float:  # pragma: no cover
     """Return the time per microbatch of a stage whose microbatches in flight are limited by memory, seconds.
 
-    The result is 0 if memory holds ``depth`` microbatches. If it holds only n of them, each is in flight for
-    ``round_trip_s``, and the result is ``round_trip_s`` / n. The result is infinite if memory holds none, or if
-    ``costs.waits`` is False and it holds fewer than ``depth``.
+    The result is 0 if memory holds ``depth`` microbatches. If it holds only ``held`` of them, each is in flight for
+    ``round_trip_s``, and the result is ``round_trip_s`` / ``held``. The result is infinite if memory holds none, or if
+    no stage ``waits``.
     """
-    held = depth
-    for device in range(costs.compute_s.shape[1]):
-        room = costs.capacity_bytes[option, device] - costs.resident_bytes[option, device, first, end]
-        each = costs.saved_bytes[option, device, first, end]
-        if room < 0 or held * each > room:
-            if room < each or not costs.waits:
-                return np.inf
-            held = int(room // each)
-    return round_trip_s / held if held < depth else 0.0
+    if held >= depth:
+        return 0.0
+    return round_trip_s / held if held and waits else np.inf
 
 
 @njit(cache=True)

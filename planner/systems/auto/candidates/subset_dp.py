@@ -22,10 +22,10 @@ from planner.systems.auto.candidates.partition_dp import (
     Limits,
     PartitionCosts,
     best_start,
-    compute_s,
     fill,
     fronts_within,
     new_tables,
+    ranges_within,
     unwind,
     wait_s,
 )
@@ -219,7 +219,7 @@ def _time_pipelines(
 ) -> tuple[Floats, Floats]:  # pragma: no cover
     pipelines, most_stages = subset.shape
     layers = costs.compute_s.shape[2] - 1
-    bound_s, round_trip_s = np.zeros(pipelines), np.zeros(pipelines)
+    bound_s, round_trip_s, ranges = np.zeros(pipelines), np.zeros(pipelines), ranges_within(costs, np.inf)
     for pipeline in range(pipelines):
         end, behind = layers, 0
         for stage in range(most_stages - 1, -1, -1):
@@ -230,11 +230,12 @@ def _time_pipelines(
             if behind:
                 after = subset[pipeline, stage + 1] - 1
                 transfer_s, busy_s = costs.transfer_s[option, after, end - 1], costs.busy_s[option, after, end - 1]
-            time_s = compute_s(costs, option, first, end)
+            time_s = ranges.compute_s[option, end, first]
             sum_s = costs.sum_s[option, end] - costs.sum_s[option, first]
             round_trip_s[pipeline] += time_s + transfer_s + sum_s
             own_s = time_s + (transfer_s if costs.blocks else 0.0)
-            waiting_s = wait_s(costs, option, first, end, min(microbatches, behind + 1), round_trip_s[pipeline])
+            depth = min(microbatches, behind + 1)
+            waiting_s = wait_s(costs.waits, ranges.held[option, end, first], depth, round_trip_s[pipeline])
             bound_s[pipeline] = max(bound_s[pipeline], busy_s, own_s, waiting_s)
             end, behind = first, behind + 1
     return bound_s, round_trip_s
@@ -249,8 +250,10 @@ def _best_pipelines(
     subset = np.zeros((len(bounds_s), options + 1, devices), np.int64)
     first_layer = np.zeros((len(bounds_s), options + 1, devices), np.int64)
     tables, fronts = new_tables(costs, devices), fronts_within(costs, bounds_s[-1])
+    ranges = ranges_within(costs, bounds_s[-1])
     for number, bound_s in enumerate(bounds_s):
-        fill(costs, Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf), fronts, tables, False)
+        limits = Limits(microbatches, bound_s, np.inf, np.zeros(layers), np.inf)
+        fill(costs, ranges, limits, fronts, tables, False)
         for used in range(1, options + 1):
             best_s[number, used], start = best_start(tables, used, used + 1)
             stages = unwind(start, tables.next_state, subset[number, used], first_layer[number, used])
