@@ -24,7 +24,7 @@ from experiments.cli.options import (
     StrategyOption,
     one_of,
 )
-from experiments.runs.console import say, tell
+from experiments.runs.console import say, tell, tell_of_compiling
 from traces.common.atomic import scratch_folder
 
 
@@ -32,6 +32,7 @@ def demo(output: FolderOption = None, as_json: JsonOption = False) -> None:
     """Plan, simulate, run for real on this machine, compare, draw. Example: ropebridge demo."""
     from experiments.verbs.demo import demo as verb
 
+    tell_of_compiling()
     say(verb(output, as_json, tell))
 
 
@@ -90,6 +91,7 @@ def plan(
     from experiments.verbs.plan import PlanObjective
     from experiments.verbs.plan import plan as verb
 
+    tell_of_compiling()
     best = PlanObjective(objective, budget_per_hour, rate_samples_per_s, robust_share, loss, assumed_tokens)
     ordering = Ordering(schedule, dynamic, orders)
     say(verb(scenario, strategy, ordering, output, torch_csv, as_json, best, explain))
@@ -120,6 +122,7 @@ def simulate(
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from sim.simulator import Simulator
 
+    tell_of_compiling()
     count, duration_s = bounded(steps, duration)
     chosen = choose_scenario(scenario)
     planned = choose_plan(chosen, plan, strategy, Ordering(schedule, dynamic, orders))

@@ -29,7 +29,7 @@ from experiments.cli.options import (
     StrategyOption,
     one_of,
 )
-from experiments.runs.console import say, tell
+from experiments.runs.console import say, tell, tell_of_compiling
 
 DeploymentArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'ropebridge deploy' wrote.")]
 
@@ -74,6 +74,7 @@ def run(
     from experiments.runs.scenario import Ordering, choose_plan, choose_scenario
     from experiments.verbs.run import checkpoint_config, real_backend, resumed_plan
 
+    tell_of_compiling()
     described, ordering = choose_scenario(scenario), Ordering(schedule, dynamic, orders)
     checkpoints, resumed = checkpoint_config(checkpoint, checkpoint_every, resume, described, steps, tell)
     chosen: EmulatorChoice = "auto" if emulate_wan else "none"

@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Never
+from typing import Any, Never
 
 from traces.common.atomic import check_place
 from traces.common.errors import InputError, InterruptError, RunError
@@ -33,6 +34,33 @@ def tell(line: str) -> None:
     """Print a line about progress or errors on the standard error; one that is closed or full changes nothing else."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+# Seconds of compiling after which a command says why it takes so long.
+_SILENT_S = 2.0
+
+
+def tell_of_compiling() -> None:
+    """Have a line printed, once, if numba compiles functions for longer than `_SILENT_S`: in the first commands."""
+    from numba.core import event
+
+    class Watch(event.Listener):
+        def __init__(self) -> None:
+            self._depth, self._began_s, self._spent_s, self._is_told = 0, 0.0, 0.0, False
+
+        def on_start(self, _: Any) -> None:
+            now_s = time.monotonic()
+            self._began_s = self._began_s if self._depth else now_s
+            self._depth += 1
+            if self._spent_s + now_s - self._began_s > _SILENT_S and not self._is_told:
+                self._is_told = True
+                tell("compiling the planner and the simulator for this machine; later commands find this done")
+
+        def on_end(self, _: Any) -> None:
+            self._depth -= 1
+            self._spent_s += 0.0 if self._depth else time.monotonic() - self._began_s
+
+    event.register("numba:compile", Watch())  # type: ignore[no-untyped-call]
 
 
 def printable(text: str) -> str:
