@@ -33,12 +33,13 @@ from traces.trace import LinkTrace
 pytestmark = pytest.mark.slow
 
 RANKS = 4
-# A process that lives for less has hardly begun: it loads torch, waits until it is taken up, and compiles plans.
-LEAST_LOOKS = 55
+# Is never struck, so that what it leaks from blow to blow adds up. The others live for a few minutes, in which their
+# memory rises in steps of some 10 MB, to the same 387 MB, whenever a plan gives them other layers.
+SPARED = 3
 MOST_GROWTH_BYTES = 8e6
 # Who is connected with fewer others, since some are away, has fewer open, and fewer threads. One left behind by each
 # blow would be more.
-MOST_MORE_FILES = MOST_MORE_THREADS = 6
+MOST_MORE_FILES, MOST_MORE_THREADS = 6, 12
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Watch:
     def _strike(self) -> None:
         chance = random.Random(5)
         while not self._over.wait(self._between_s):
-            rank, number = chance.randrange(RANKS), chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            rank, number = chance.randrange(SPARED), chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
             with suppress(OSError, ValueError):
                 (job,) = self._scratch.glob("ropebridge-*")
                 os.kill(int(beat_path(job, rank).read_text()), number)
@@ -131,8 +132,8 @@ def test_a_hard_life(steps: int, between_s: float, tmp_path: Path, monkeypatch: 
         watch.close()
     took_s = time.monotonic() - began_s
     print(f"MEASURED {watch.blows} blows, {len(record.decisions)} decisions in {took_s:.0f} s")
-    lives = {pid: looks for pid, looks in watch.looks.items() if len(looks) >= LEAST_LOOKS}
-    assert any("executor.rank.worker" in watch.commands[pid] for pid in lives), "no rank lived for long"
+    lives = {pid: looks for pid, looks in watch.looks.items() if len(looks) >= took_s / 2}
+    assert any("-m executor.rank.worker" in watch.commands[pid] for pid in lives), "no rank lived for long"
     for pid, looks in lives.items():
         assert_steady(watch.commands[pid], looks)
     wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
