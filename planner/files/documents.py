@@ -170,14 +170,11 @@ def parse_yaml(text: str) -> Any:
         ValueError: A number cannot be read.
     """
     loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return None
-        _extent(root, {}, 0)
-        return loader.construct_document(root)
-    finally:
-        loader.dispose()
+    root = loader.get_single_node()
+    if root is None:
+        return None
+    _extent(root, {}, 0)
+    return loader.construct_document(root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +253,11 @@ class _Loader(Composer, CParser, SafeConstructor, Resolver):
     The parser is that of libyaml. Nodes are put together in Python, which notices texts that are nested too deeply.
     """
 
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
+    }
+
     def __init__(self, text: str) -> None:
         CParser.__init__(self, text)
         Composer.__init__(self)
@@ -268,11 +270,6 @@ class _Loader(Composer, CParser, SafeConstructor, Resolver):
         if self._nodes > _MOST_VALUES:
             raise _refused(_TOO_MANY, self.peek_event())
         return super().compose_node(parent, index)
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class's own attribute
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
-    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -308,7 +308,8 @@ def fill(
     has_least = np.zeros((options, contexts), np.bool_)
     for option in range(options):
         for first in range(layers - 1, -1, -1):
-            time_s, sum_s = ranges.compute_s[option, layers, first], _sum_s(costs, option, first, layers)
+            time_s = ranges.compute_s[option, layers, first]
+            sum_s = costs.sum_s[option, layers] - costs.sum_s[option, first]
             if time_s > limits.bound_s or sum_s > limits.sum_s:
                 break
             # The loop goes on after a stage that does not fit: with recomputation, a stage with more layers may need
@@ -388,11 +389,6 @@ def _prepend(
                 next_state[stages + 1, front, place, first] = here
                 is_whole = is_whole or first == 0
     return is_whole
-
-
-@njit(cache=True)
-def _sum_s(costs: PartitionCosts, option: int, first: int, end: int) -> float:  # pragma: no cover
-    return float(costs.sum_s[option, end] - costs.sum_s[option, first])
 
 
 @njit(cache=True, error_model="numpy")
