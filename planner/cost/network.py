@@ -92,6 +92,8 @@ class ConstantRatePath:
 Paths = Callable[[str, str], ConstantRatePath]
 
 
+# Cached, because searches ask for the same pairs of devices many times.
+@lru_cache(maxsize=4096)
 def nominal_path(scenario: Scenario, source: str, target: str, connections: int = 1) -> ConstantRatePath:
     """Return the path from one device to another at the bandwidths that the cluster declares.
 

@@ -8,7 +8,7 @@ replicas of the stage get received updates with the stage's next sum of gradient
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from planner.cost.collectives import Exchange, hierarchical_exchanges, ring_exchanges, tree_exchanges
 from planner.cost.network import ConstantRatePath
@@ -179,8 +179,11 @@ def _runs(pipelines: Sequence[Pipeline], plan: Plan, scenario: Scenario) -> Iter
             (replica.device, stage if bucket_bytes else 0) for _, stage, _, replica in holders(pipelines, layer)
         )
 
-    for _, layers in groupby(range(len(scenario.model.layers)), key=held_by):
-        run = list(layers)
+    # Only where stages begin or end can there be other holders.
+    ends = {end for pipeline in pipelines for stage in pipeline.stages for end in (stage.first_layer, stage.end_layer)}
+    pieces = pairwise(sorted(ends | {0, len(scenario.model.layers)}))
+    for _, group in groupby(pieces, key=lambda piece: held_by(piece[0])):
+        run = [layer for piece in group for layer in range(*piece)]
         yield from _buckets(run, scenario, bucket_bytes) if bucket_bytes else [run]
 
 

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import accumulate
+from math import isnan, nan
 
 from traces.common.errors import InputError
 
@@ -283,12 +285,22 @@ class ModelProfile:
 
     def parameter_bytes(self, start: int, stop: int) -> int:
         """Return the bytes of the parameters of layers ``start`` to ``stop - 1``."""
-        return sum(layer.parameter_bytes for layer in self.layers[start:stop])
+        until = self._parameter_bytes_until
+        return until[stop] - until[start]
 
     def activation_bytes(self, start: int, stop: int) -> int:
         """Return the bytes that a stage of layers ``start`` to ``stop - 1`` saves for one sample until its backward."""
-        layers = self.layers[start:stop]
-        return sum(layer.activation_bytes for layer in layers) + sum(each.saved_output_bytes for each in layers[-1:])
+        until, last = self._activation_bytes_until, self.layers[stop - 1]
+        return until[stop] - until[start] + (last.saved_output_bytes if start < stop else 0)
+
+    # Sums of the bytes of the layers before each one, exact since bytes are whole: searches ask for many ranges.
+    @cached_property
+    def _parameter_bytes_until(self) -> tuple[int, ...]:
+        return tuple(accumulate((layer.parameter_bytes for layer in self.layers), initial=0))
+
+    @cached_property
+    def _activation_bytes_until(self) -> tuple[int, ...]:
+        return tuple(accumulate((layer.activation_bytes for layer in self.layers), initial=0))
 
     def workspace_bytes(self, start: int, stop: int, samples: int, share: float) -> float:
         """Return the most bytes that a stage of layers ``start`` to ``stop - 1`` holds beside all that it saves.
@@ -365,13 +377,20 @@ def _most_beside(workspaces: Sequence[float], freed: Sequence[int], freed_before
 
 @lru_cache(maxsize=65536)
 def _range_times(model: ModelProfile, start: int, stop: int, kind: str, samples: int) -> ComputeTimes:
-    total = NO_TIME
-    for layer in model.layers[start:stop]:
-        table = layer.times.get(kind)
-        if table is None:
-            raise InputError(
-                f"model '{model.name}' has no times for layer '{layer.name}' on device kind '{kind}'",
-                valid=f"profiled kinds: {', '.join(sorted(layer.times)) or 'none'}",
-            )
-        total = total + table.at(samples)
+    total = ComputeTimes(*(sum(times_s[start:stop], 0.0) for times_s in _layer_times(model, kind, samples)))
+    if isnan(total.forward_s):
+        missing = next(layer for layer in model.layers[start:stop] if kind not in layer.times)
+        raise InputError(
+            f"model '{model.name}' has no times for layer '{missing.name}' on device kind '{kind}'",
+            valid=f"profiled kinds: {', '.join(sorted(missing.times)) or 'none'}",
+        )
     return total
+
+
+@lru_cache(maxsize=512)
+def _layer_times(model: ModelProfile, kind: str, samples: int) -> tuple[tuple[float, ...], ...]:
+    """Return the seconds of forward, input gradient and weight gradient of each layer; NaN where there are none."""
+    tables = (layer.times.get(kind) for layer in model.layers)
+    times = [ComputeTimes(nan, nan, nan) if table is None else table.at(samples) for table in tables]
+    parts = ((each.forward_s, each.backward_input_s, each.backward_weight_s) for each in times)
+    return tuple(zip(*parts, strict=True)) or ((), (), ())

@@ -22,9 +22,10 @@ servers with bounded staleness; here gradients are summed in every step, as in o
 - A worker with more devices than the model has layers leaves its slowest devices out.
 """
 
-from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import ceil, inf
+
+import numpy as np
 
 from planner.cost.in_flight import no_split_fits
 from planner.cost.layers import mean_compute_s
@@ -34,6 +35,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from planner.step.graph import Floats, Ints
 from planner.systems.asteroid.stage_costs import levelled
 from planner.systems.asteroid.strategy import HybridRules, hybrid_pipeline, hybrid_plan, plain_depth
 
@@ -122,27 +124,32 @@ def pipedream(scenario: Scenario) -> Plan:
 
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
     """Return the stages that the recursion chooses, each as (first layer, index after the last, number of devices)."""
-    model, cluster = scenario.model, scenario.cluster
-    time_until_s: list[float] = mean_compute_s(scenario, samples).tolist()
-    bytes_until = [0, *accumulate(layer.parameter_bytes for layer in model.layers)]
-    paths = [nominal_path(scenario, a.name, b.name) for a, b in pairwise(cluster.devices)]
+    layers, devices = len(scenario.model.layers), len(scenario.cluster.devices)
+    time_until_s = np.asarray(mean_compute_s(scenario, samples))
+    bytes_until = np.cumsum([0, *(layer.parameter_bytes for layer in scenario.model.layers)])
+    paths = [nominal_path(scenario, a.name, b.name) for a, b in pairwise(scenario.cluster.devices)]
     bytes_per_s = min((path.rate_bps for path in paths), default=inf) / 8
+    transfer_s = 2 * samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)]) / bytes_per_s
 
-    def stage_s(first: int, end: int, width: int) -> float:
+    def stage_s(first: Ints, end: int, width: Ints) -> Floats:
         weights = bytes_until[end] - bytes_until[first]
         return (time_until_s[end] - time_until_s[first] + 4 * (width - 1) * weights / (bytes_per_s * width)) / width
 
-    @cache
-    def best(end: int, devices: int) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-        """Return A(end, devices) in seconds, and the stages that reach this time."""
-        choice: tuple[float, tuple[tuple[int, int, int], ...]] = stage_s(0, end, devices), ((0, end, devices),)
-        for cut in range(1, end):
-            transfer_s = 2 * samples * model.layers[cut - 1].output_bytes / bytes_per_s
-            for width in range(1, devices):
-                before_s, before = best(cut, devices - width)
-                slowest_s = max(before_s, transfer_s / width, stage_s(cut, end, width))
-                if slowest_s < choice[0]:
-                    choice = (slowest_s, (*before, (cut, end, width)))
-        return choice
-
-    return list(best(len(model.layers), len(cluster.devices))[1])
+    # A(end, count) in seconds, and the first layer of the last stage with its number of devices.
+    best_s, last = np.zeros((layers + 1, devices + 1)), np.zeros((layers + 1, devices + 1, 2), np.int64)
+    for count, end in product(range(1, devices + 1), range(1, layers + 1)):
+        cuts, widths = np.arange(end)[:, None], np.arange(1, count + 1)
+        # With all devices or all layers, it is the only stage.
+        is_one = (cuts == 0) & (widths == count)
+        before_s = np.where((cuts == 0) ^ (widths == count), inf, best_s[:end, count - widths])
+        behind_s = np.where(is_one, 0.0, transfer_s[cuts] / widths)
+        slowest_s = np.maximum(np.maximum(before_s, behind_s), stage_s(cuts, end, widths))
+        cut, index = divmod(int(slowest_s.argmin()), count)
+        best_s[end, count], last[end, count] = slowest_s[cut, index], (cut, index + 1)
+    stages: list[tuple[int, int, int]] = []
+    end, count = layers, devices
+    while end:
+        cut, width = last[end, count].tolist()
+        stages.insert(0, (cut, end, width))
+        end, count = cut, count - width
+    return stages

@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from planner.cost.layers import launches_s, layer_table, range_memory
@@ -89,11 +90,13 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> tuple[int, .
     The result is the first layer of each stage, followed by the number of layers; no stage is empty. ``depth`` is the
     rule for the number of microbatches that the memory of each stage must hold.
     """
-    repeated_s = [problem.repeated_s(stage) for stage in range(len(problem.compute_s))]
+    repeated_s = np.array([problem.repeated_s(stage) for stage in range(len(problem.compute_s))])
     bounds_s = _bounds_s(problem, repeated_s)
+    costs = (problem.compute_s, repeated_s, problem.room, problem.transfer_s, problem.latency_s, problem.microbatches)
 
     def least(index: int) -> tuple[float, tuple[int, ...]]:
-        return _least_round_trip(problem, repeated_s, float(bounds_s[index]), depth)
+        trip_s, bounds = _least_round_trips(*costs, float(bounds_s[index]), depth == "hiding", depth != "one")
+        return trip_s, tuple(bounds.tolist())
 
     low = bisect_left(range(len(bounds_s)), True, key=lambda index: math.isfinite(least(index)[0]))
     high = len(bounds_s) - 1
@@ -114,55 +117,61 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> tuple[int, .
     return found[min(found, key=lambda each: (bounds_s[each] + found[each][0], each))][1]
 
 
-def _bounds_s(problem: SplitProblem, repeated_s: Sequence[Floats]) -> Floats:
+def _bounds_s(problem: SplitProblem, repeated_s: Floats) -> Floats:
     """Return every finite value that the objective's second term, the maximum, can take, ascending, seconds."""
     of_links = (problem.microbatches - 1) * problem.transfer_s.ravel()
-    every = np.concatenate((np.array(repeated_s).ravel(), of_links))
+    every = np.concatenate((repeated_s.ravel(), of_links))
     return np.unique(every[np.isfinite(every)])
 
 
-def _least_round_trip(
-    problem: SplitProblem, repeated_s: Sequence[Floats], bound_s: float, depth: Depth
-) -> tuple[float, tuple[int, ...]]:
+@njit(cache=True)
+def _least_round_trips(
+    compute_s: Floats,
+    repeated_s: Floats,
+    room: Ints,
+    transfer_s: Floats,
+    latency_s: Floats,
+    microbatches: int,
+    bound_s: float,
+    hides: bool,
+    plain: bool,
+) -> tuple[float, Ints]:  # pragma: no cover
     """Return the shortest round trip of a microbatch, seconds, and its split, if no stage or link exceeds ``bound_s``.
 
-    The time is infinite if no split fits into memory.
+    The time is infinite if no split fits into memory. A stage's memory must hold as many microbatches as hide its round
+    trip if ``hides``, and as many as stages are left if ``plain``.
     """
-    stages, repeats = len(problem.compute_s), problem.microbatches - 1
+    stages, ends = compute_s.shape[:2]
     # A little above the bound, so that rounding errors do not exclude the value that is the bound.
     limit_s = bound_s * (1 + 1e-12)
-    rest_s = np.full(problem.compute_s.shape[1], np.inf)
+    hides = hides and limit_s > 0 and microbatches > 1
+    slowest_s = limit_s / max(microbatches - 1, 1)
+    rest_s, behind_s = np.full(ends, np.inf), np.empty(ends)
     rest_s[-1] = 0.0
-    cuts = []
-    for stage in reversed(range(stages)):
-        behind_s = rest_s
+    cuts = np.zeros((stages, ends), np.int64)
+    for stage in range(stages - 1, -1, -1):
+        behind_s[:] = rest_s
         if stage < stages - 1:
-            transfer_s = problem.transfer_s[stage]
-            round_trip_s = 2 * (transfer_s + problem.latency_s[stage])
-            behind_s = np.where(repeats * transfer_s <= limit_s, rest_s + round_trip_s, np.inf)
-        trip_s = problem.compute_s[stage] + behind_s
-        allowed = repeated_s[stage] <= limit_s
-        needed = _needed_depths(trip_s, stages - stage, limit_s, problem.microbatches, depth)
-        trip_s = np.where(allowed & (needed <= problem.room[stage]), trip_s, np.inf)
-        cuts.append(np.argmin(trip_s, axis=1))
-        rest_s = trip_s[np.arange(len(trip_s)), cuts[-1]]
-    if math.isinf(rest_s[0]):
-        return math.inf, ()
-    bounds = [0]
-    for ends in reversed(cuts):
-        bounds.append(int(ends[bounds[-1]]))
-    return float(rest_s[0]), tuple(bounds)
-
-
-def _needed_depths(trip_s: Floats, stages_left: int, bound_s: float, microbatches: int, depth: Depth) -> Floats:
-    """Return the number of microbatches that a stage's memory must hold, [first layer, end layer]."""
-    if depth == "one" or microbatches == 1:
-        return np.ones_like(trip_s)
-    wanted = np.full_like(trip_s, stages_left)
-    if depth == "hiding" and bound_s > 0:
-        slowest_s = bound_s / (microbatches - 1)
-        wanted = np.maximum(wanted, np.ceil(np.where(np.isfinite(trip_s), trip_s, 0.0) / slowest_s - 1e-9))
-    return np.minimum(wanted, microbatches)
+            for end in range(ends):
+                busy_s = transfer_s[stage, end]
+                if (microbatches - 1) * busy_s <= limit_s:
+                    behind_s[end] += 2 * (busy_s + latency_s[stage])
+                else:
+                    behind_s[end] = np.inf
+        needed = float(stages - stage) if plain else 1.0
+        rest_s[:] = np.inf
+        for first in range(ends - 1):
+            for end in range(first + 1, ends):
+                trip_s = compute_s[stage, first, end] + behind_s[end]
+                if trip_s >= rest_s[first] or repeated_s[stage, first, end] > limit_s:
+                    continue
+                depth = max(needed, np.ceil(trip_s / slowest_s - 1e-9)) if hides else needed
+                if min(depth, microbatches) <= room[stage, first, end]:
+                    rest_s[first], cuts[stage, first] = trip_s, end
+    bounds = np.zeros(stages + 1, np.int64)
+    for stage in range(stages):
+        bounds[stage + 1] = cuts[stage, bounds[stage]]
+    return rest_s[0], bounds
 
 
 Replicas = tuple[Replica, ...]

@@ -6,13 +6,14 @@ the shortest round trip. If only few pipelines are possible, all of them are tim
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from planner.cost.layers import launches_s, layer_table
-from planner.cost.network import nominal_path
+from planner.cost.network import ConstantRatePath, nominal_path
 from planner.cost.synchronisation import ring_s
 from planner.scenario.cluster import Device
 from planner.scenario.scenario import Scenario
@@ -145,6 +146,12 @@ def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: i
     subsets, of_layers = range(1, 1 << len(devices)), np.array([each.output_bytes for each in scenario.model.layers])
     outputs = at_cut_points(of_layers, scenario)
     busy_s, delivery_s = (np.zeros((len(subsets), len(subsets), len(outputs))) for _ in range(2))
+
+    @cache
+    def times_s(path: ConstantRatePath, samples: int) -> Floats:
+        sizes = (samples * outputs).tolist()
+        return np.array([[each(size) for size in sizes] for each in (path.transmission_s, path.delivery_s)])
+
     for one in subsets:
         for other in subsets:
             if one & other:
@@ -155,9 +162,8 @@ def _boundary_costs(devices: Sequence[Device], scenario: Scenario, microbatch: i
                 for b in devices_of(other, devices)
             }
             samples = -(-microbatch // max(one.bit_count(), other.bit_count()))
-            sizes, ends = (samples * outputs).tolist(), (one - 1, other - 1)
-            busy_s[ends] = np.max([[path.transmission_s(size) for size in sizes] for path in paths], axis=0)
-            delivery_s[ends] = np.max([[path.delivery_s(size) for size in sizes] for path in paths], axis=0)
+            ends = (one - 1, other - 1)
+            busy_s[ends], delivery_s[ends] = np.max([times_s(path, samples) for path in paths], axis=0)
     return busy_s, delivery_s
 
 
