@@ -132,8 +132,8 @@ def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
     transfer_s = 2 * samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)]) / bytes_per_s
 
     def stage_s(first: Ints, end: int, width: Ints) -> Floats:
-        weights = bytes_until[end] - bytes_until[first]
-        return (time_until_s[end] - time_until_s[first] + 4 * (width - 1) * weights / (bytes_per_s * width)) / width
+        sum_s = 4 * (width - 1) * (bytes_until[end] - bytes_until[first]) / (bytes_per_s * width)
+        return np.asarray((time_until_s[end] - time_until_s[first] + sum_s) / width)
 
     # A(end, count) in seconds, and the first layer of the last stage with its number of devices.
     best_s, last = np.zeros((layers + 1, devices + 1)), np.zeros((layers + 1, devices + 1, 2), np.int64)
