@@ -13,7 +13,7 @@ import pytest
 
 from experiments.runs.progress import run_lines, sparkline
 from planner.runs.record import Progress
-from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.command import COMMAND, ropebridge, ropebridge_process
 
 RUN = ("run", "two-regions", "--strategy=megatron", "--compute", "paced", "--policy", "depth")
 
@@ -72,3 +72,13 @@ def test_an_address_that_is_none_is_refused() -> None:
     assert done.returncode == 2
     assert "--prometheus" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_first_command_says_that_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "compiled"))
+    first, later = (ropebridge_process("plan", "two-regions", "-o", tmp_path / f"{each}.json") for each in (1, 2))
+    assert (first.returncode, later.returncode) == (0, 0)
+    assert first.stderr.count("compiling the planner and the simulator") == 1
+    assert "compiling" not in later.stderr
+    assert first.stdout == later.stdout
