@@ -21,9 +21,8 @@ can give a shorter step than the best one found.
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -51,8 +50,7 @@ def split_points(scenario: Scenario) -> Ints:
     return np.arange(parts + 1) * layers // parts
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class SplitProblem:
+class SplitProblem(NamedTuple):
     """Costs of every range of layers on every stage.
 
     A range of layers is given by two indices, its first layer and the layer after its last one (the end layer); both
@@ -92,10 +90,11 @@ def split_layers(problem: SplitProblem, depth: Depth = "hiding") -> tuple[int, .
     """
     repeated_s = np.array([problem.repeated_s(stage) for stage in range(len(problem.compute_s))])
     bounds_s = _bounds_s(problem, repeated_s)
-    costs = (problem.compute_s, repeated_s, problem.room, problem.transfer_s, problem.latency_s, problem.microbatches)
 
     def least(index: int) -> tuple[float, tuple[int, ...]]:
-        trip_s, bounds = _least_round_trips(*costs, float(bounds_s[index]), depth == "hiding", depth != "one")
+        trip_s, bounds = _least_round_trip(
+            problem, repeated_s, float(bounds_s[index]), depth == "hiding", depth != "one"
+        )
         return trip_s, tuple(bounds.tolist())
 
     low = bisect_left(range(len(bounds_s)), True, key=lambda index: math.isfinite(least(index)[0]))
@@ -125,22 +124,15 @@ def _bounds_s(problem: SplitProblem, repeated_s: Floats) -> Floats:
 
 
 @njit(cache=True)
-def _least_round_trips(
-    compute_s: Floats,
-    repeated_s: Floats,
-    room: Ints,
-    transfer_s: Floats,
-    latency_s: Floats,
-    microbatches: int,
-    bound_s: float,
-    hides: bool,
-    plain: bool,
+def _least_round_trip(
+    problem: SplitProblem, repeated_s: Floats, bound_s: float, hides: bool, plain: bool
 ) -> tuple[float, Ints]:  # pragma: no cover
     """Return the shortest round trip of a microbatch, seconds, and its split, if no stage or link exceeds ``bound_s``.
 
     The time is infinite if no split fits into memory. A stage's memory must hold as many microbatches as hide its round
     trip if ``hides``, and as many as stages are left if ``plain``.
     """
+    compute_s, _, room, transfer_s, latency_s, microbatches = problem
     stages, ends = compute_s.shape[:2]
     # A little above the bound, so that rounding errors do not exclude the value that is the bound.
     limit_s = bound_s * (1 + 1e-12)
