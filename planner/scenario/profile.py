@@ -239,6 +239,9 @@ class ModelProfile:
     layers: tuple[LayerProfile, ...]
     sharded: Mapping[int, "ModelProfile"] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"ModelProfile({self.name!r}, {len(self.layers)} layers)"
+
     @cached_property
     def tied_layers(self) -> tuple[int, ...]:
         """Indices of the layers that share parameters, each of which holds a copy."""
