@@ -18,8 +18,9 @@ from executor.core.subprocesses import python_environment
 from executor.rank.telemetry import read_samples
 from experiments.benches.faults.case import Case
 from experiments.benches.faults.running import Running
+from experiments.benches.faults.strangers import WAYS
 from experiments.benches.processes import places_listened_at
-from experiments.benches.result import BenchResult, Row, at_most
+from experiments.benches.result import BenchResult, Row, at_least, at_most
 from traces.common.atomic import scratch_folder
 
 ROUNDS, QUICK_ROUNDS = 12, 3
@@ -63,10 +64,16 @@ def measure_strangers(quick: bool, tell: Callable[[str], None], count: int | Non
                 _signal(processes, signal.SIGSTOP)
                 rows.append({"quiet_s": quiet_s, "attacked_s": attacked_s, "ratio": attacked_s / quiet_s})
                 tell(f"a step takes {quiet_s:.4f} s, among strangers {attacked_s:.4f} s")
+            tried = min(map(_tried, processes))
         running.interrupt()
         training.join()
     slowed = median(float(row["ratio"]) for row in rows)
-    return BenchResult(rows, [at_most("median of a step among strangers, to one without", slowed, MOST_SLOWED)])
+    checks = [
+        at_most("median of a step among strangers, to one without", slowed, MOST_SLOWED),
+        # A stranger that has ended early slows nothing.
+        at_least("attempts of each stranger", tried, len(WAYS)),
+    ]
+    return BenchResult(rows, checks)
 
 
 def _first_step(scratch: Path) -> tuple[Path, float]:
@@ -110,7 +117,13 @@ def _strangers(places: Sequence[tuple[str, int]]) -> Iterator[list["subprocess.P
     finally:
         for each in processes:
             each.kill()
-            each.communicate()
+            each.wait()
+
+
+def _tried(process: "subprocess.Popen[str]") -> int:
+    """End a stranger; return its number of attempts."""
+    process.kill()
+    return process.communicate()[0].count("\n")
 
 
 def _signal(processes: Sequence["subprocess.Popen[str]"], number: signal.Signals) -> None:

@@ -1,10 +1,13 @@
 """What a stranger does who reaches a job's ports, but has no key.
 
 As a program, ``python -m experiments.benches.faults.strangers PLACES`` tries everything at all places, a JSON list of
-pairs of an address and a port, again and again, until it is killed. It does so when nothing else wants the processor,
-so that it takes only what the job itself spends on strangers.
+pairs of an address and a port, again and again, until it is killed. It prints a line before it begins, and one for each
+thing that it has tried. It does so when nothing else wants the processor, so that it takes only what the job itself
+spends on strangers.
 """
 
+# Looking up an address loads it, which another user may not be able to do.
+import encodings.idna  # noqa: F401
 import json
 import os
 import socket
@@ -13,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 from executor.core.control_channel import encode, new_key
@@ -118,18 +122,24 @@ def main(places: str) -> None:
     become_nobody()
     tempfile.tempdir = "/tmp"
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    known = [(str(address), int(port)) for address, port in json.loads(places)]
     print("ready", flush=True)
+    # At once, since most places let whoever comes wait until he gives up.
+    threads = [Thread(target=_attack, args=((str(address), int(port)),)) for address, port in json.loads(places)]
+    for thread in threads:
+        thread.start()
+
+
+def _attack(place: Place) -> None:
     while True:
-        for place in known:
-            waiting = []
-            for _ in range(_IDLE):
-                with suppress(OSError):
-                    waiting.append(socket.create_connection(place, timeout=1.0))
-            for way in WAYS.values():
-                way(place)
-            for connection in waiting:
-                connection.close()
+        waiting = []
+        for _ in range(_IDLE):
+            with suppress(OSError):
+                waiting.append(socket.create_connection(place, timeout=1.0))
+        for way in WAYS.values():
+            way(place)
+            print("tried", flush=True)
+        for connection in waiting:
+            connection.close()
 
 
 if __name__ == "__main__":
