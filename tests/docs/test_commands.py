@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -106,6 +107,12 @@ def test_the_readme_s_ten_lines(tmp_path: Path) -> None:
     done = shell(commands, tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert (tmp_path / "report.html").stat().st_size > 1e6
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings[0] == f"## {version}"
 
 
 def test_the_reference_is_current() -> None:
