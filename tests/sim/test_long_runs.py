@@ -1,9 +1,13 @@
 """A simulation that writes its events as it goes has the same results."""
 
+import os
+import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +16,12 @@ from planner.events import file as event_file
 from planner.events.event import Event, in_order, write_events
 from planner.events.file import EventFile, EventSpool
 from planner.events.log import FIELDS, TEXTS, EventLog
+from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import memory_timelines
 from planner.scenario.faults import Absence
 from sim import recorder
 from sim.simulator import Simulator
+from tests.helpers.processes.command import COMMAND
 from tests.helpers.strategies.scripted_policy import Scripted
 from tests.planner.events.test_event_log import LISTS
 from tests.sim.test_departures_sim import scenario_with, stages_on
@@ -62,3 +68,57 @@ def test_a_run_written_as_it_goes_has_the_same_results(tmp_path: Path, monkeypat
         other = memory_timelines(written)[name]
         assert line.times_s.tolist() == other.times_s.tolist()
         assert line.held_bytes.tolist() == other.held_bytes.tolist()
+
+
+WEEK_S = 7 * 86_400.0
+MOST_BYTES = 2**30
+
+
+LAYER = {
+    "name": "block",
+    "repeat": 9,
+    "parameters": "4 MB",
+    "output": "1 MB",
+    "activation": "4 MB",
+    "forward": "12 GFLOP",
+}
+
+
+def a_week_with_faults() -> str:
+    """A scenario on links that sway, in which each day a device leaves, another one hangs, and a link is out."""
+    regions = ("cloud", "edge", "end")
+    faults: list[dict[str, str]] = []
+    for day in range(7):
+        faults += [
+            {"device": "at-end", "leaves": f"{24 * day + 3} h", "returns": f"{24 * day + 5} h"},
+            {"device": "at-edge", "hangs": f"{24 * day + 9} h", "goes_on": f"{24 * day + 9.02} h"},
+            {"link": "cloud->edge", "out": f"{24 * day + 15} h", "back": f"{24 * day + 15.1} h"},
+        ]
+    devices = [{"name": f"at-{region}", "kind": "jetson-nano", "region": region} for region in regions]
+    links = [
+        {"between": list(ends), "latency": "10 ms", "trace": {"preset": "lte", "mean": "60 Mbit/s", "seed": seed}}
+        for seed, ends in enumerate(combinations(regions, 2))
+    ]
+    scenario = {
+        "name": "week",
+        "model": {"name": "nine-blocks", "layers": [LAYER]},
+        "cluster": {"devices": devices, "links": links},
+        "training": {"global_batch": 8},
+        "faults": faults,
+    }
+    return yaml.safe_dump(scenario)
+
+
+@pytest.mark.slow
+def test_a_week_with_faults_fits_into_a_gigabyte(tmp_path: Path) -> None:
+    (tmp_path / "week.yaml").write_text(a_week_with_faults())
+    options = ["--policy=auto", "--duration=168 h", "-o", "week"]
+    command = subprocess.Popen([*COMMAND, "simulate", "week.yaml", *options], cwd=tmp_path)
+    _, status, usage = os.wait4(command.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    events = read_record(tmp_path / "week").events
+    ends_s = step_ends_s(events)
+    held = f"{1024 * usage.ru_maxrss / 2**20:.0f} MiB, {usage.ru_utime:.0f} s of processor time"
+    print(f"MEASURED {len(ends_s)} steps, {len(events)} events, {held}")
+    assert 1024 * usage.ru_maxrss < MOST_BYTES
+    assert 0.99 * WEEK_S < ends_s[-1] < 1.01 * WEEK_S
