@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.scenarios import ready_scenarios
-from planner.check import check_plan
+from planner.check import check_places, check_plan
 from planner.files.documents import read_text
 from planner.files.plan import read_plan
 from planner.files.resolved_scenario import read_resolved_scenario
@@ -65,6 +65,7 @@ def choose_plan(scenario: Scenario, plan: Path | None, strategy: str | None, ord
         raise InputError("both --plan and --strategy are given", valid="a plan has been made already: give one of them")
     chosen = read_plan(plan)
     try:
+        check_places(chosen, scenario)
         chosen = with_ordering(chosen, scenario, ordering)
         check_plan(chosen, scenario)
     except InputError as error:

@@ -25,23 +25,14 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
             has a global batch that the scenario excludes; cannot be scheduled; deadlocks; does not fit into memory; or
             needs a missing link. Or an effect or fault of the scenario names an unknown device or link.
     """
-    if plan.model != scenario.model.name:
-        raise InputError(
-            f"the plan is for model '{plan.model}'",
-            where="model",
-            valid=f"scenario '{scenario.name}' trains '{scenario.model.name}': make a plan with 'ropebridge plan'",
-        )
+    check_places(plan, scenario)
     find_by_name(plan.schedule, {**SCHEDULES, EXPLICIT: None}, "schedule", where="schedule")
     find_by_name(plan.order, dict.fromkeys(ORDERS), "order", where="order")
     find_by_name(plan.compression, dict.fromkeys(COMPRESSIONS), "compression", where="compression")
-    if not plan.pipelines:
-        raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
-    check_devices(plan, scenario.cluster)
     check_synchronisation(plan)
     check_syncers(plan, scenario.cluster)
     for index, pipeline in enumerate(plan.pipelines):
         where = f"pipelines[{index}]"
-        check_layers(pipeline, scenario.model, where)
         check_microbatches(pipeline, plan, where)
         check_placement(pipeline, plan, where)
         check_orders(pipeline, plan, where)
@@ -50,6 +41,24 @@ def check_plan(plan: Plan, scenario: Scenario) -> None:
     _check_batch(plan, scenario)
     _check_effects_and_faults(scenario)
     check_peaks(plan, scenario)
+
+
+def check_places(plan: Plan, scenario: Scenario) -> None:
+    """Refuse a plan for another model, with unknown devices, or whose stages do not cover the model's layers.
+
+    No costs can be computed for such a plan, which an order of actions needs.
+    """
+    if plan.model != scenario.model.name:
+        raise InputError(
+            f"the plan is for model '{plan.model}'",
+            where="model",
+            valid=f"scenario '{scenario.name}' trains '{scenario.model.name}': make a plan with 'ropebridge plan'",
+        )
+    if not plan.pipelines:
+        raise InputError("the plan has no pipelines", where="pipelines", valid="give at least one")
+    check_devices(plan, scenario.cluster)
+    for index, pipeline in enumerate(plan.pipelines):
+        check_layers(pipeline, scenario.model, f"pipelines[{index}]")
 
 
 def is_possible(plan: Plan, scenario: Scenario) -> bool:

@@ -390,7 +390,7 @@ def _range_times(model: ModelProfile, start: int, stop: int, kind: str, samples:
     return total
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=256)
 def _layer_times(model: ModelProfile, kind: str, samples: int) -> tuple[tuple[float, ...], ...]:
     """Return the seconds of forward, input gradient and weight gradient of each layer; NaN where there are none."""
     tables = (layer.times.get(kind) for layer in model.layers)

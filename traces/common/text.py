@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import stat
 import sys
 import time
@@ -221,12 +220,8 @@ def _read_pipe(path: Path, most_bytes: int) -> bytes:
     return bytes(content)
 
 
-# A line that says something about a table, as many programs write them.
-_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
-
-
 def read_text(path: Path, valid: str) -> str:
-    """Return the text of a file, in which lines that begin with ``#`` are blank; ``valid`` describes valid contents.
+    """Return the text of a file; ``valid`` describes valid contents, for messages.
 
     Raises:
         InputError: The file cannot be read, is binary, or is empty. The error lacks the path, which the caller adds.
@@ -243,7 +238,6 @@ def read_text(path: Path, valid: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"is not UTF-8 text at byte {error.start}", valid=valid) from error
-    text = _COMMENT.sub("", text)
     if not text.strip():
         raise InputError("is empty", valid=valid)
     return text

@@ -2,10 +2,11 @@
 
 A rate holds until the next row; the last rate holds for the median step between rows, or one second if there is one
 row. If the last row has only a time, that time is the end of the trace instead. The first row may have any time, which
-becomes time 0 of the trace. In a recording (`RECORDING_HEADER`), which grows row by row, a last row without line end is
-ignored.
+becomes time 0 of the trace. Rows that begin with ``#`` are comments. In a recording (`RECORDING_HEADER`), which grows
+row by row, a last row without line end is ignored.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -37,13 +38,17 @@ RECORDING_HEADER = 'time_s,bandwidth_mbps,"latency_ms"\n'
 """Header of a file that `traces.probe.recording` appends to; the quotes tell it from other CSV files."""
 
 
+# Comments above the header.
+_COMMENTS = re.compile(r"(?:#.*\n|\s)*")
+
 # Rows that are written at a time.
 _PART_ROWS = 100_000
 
 
 def matches(text: str) -> bool:
     """Return whether a text looks like this format: a column of its header names a quantity."""
-    return any(cell.lower().startswith(QUANTITIES) for cell in _cells(first_line(text)))
+    header = first_line(_COMMENTS.sub("", text, count=1))
+    return any(cell.lower().startswith(QUANTITIES) for cell in _cells(header))
 
 
 def read(text: str) -> LinkTrace:
@@ -58,7 +63,7 @@ def read(text: str) -> LinkTrace:
         text = text[: text.rindex("\n") + 1]
     check_rows(text)
     # Cells are split row by row, since all of them together take several times the memory of the text.
-    rows = [(line, row) for line, row in enumerate(text.splitlines(), start=1) if row.strip()]
+    rows = [(line, row) for line, row in enumerate(text.splitlines(), start=1) if row.strip()[:1] not in ("", "#")]
     header_line, first = rows[0] if rows else (1, "")
     header = _cells(first)
     columns, rows = _parse_header(header, header_line), rows[1:]

@@ -1,15 +1,16 @@
 """What a stranger does who reaches a job's ports, but has no key.
 
 As a program, ``python -m experiments.benches.faults.strangers PLACES`` tries everything at all places, a JSON list of
-pairs of an address and a port, again and again, until it is killed. It prints a line before it begins, and one for each
-thing that it has tried. It does so when nothing else wants the processor, so that it takes only what the job itself
-spends on strangers.
+pairs of an address and a port, again and again, until it is terminated. It prints a line before it begins, and how much
+it has tried at each place when it ends. It does so when nothing else wants the processor, so that it takes only what
+the job itself spends on strangers.
 """
 
 # Looking up an address loads it, which another user may not be able to do.
 import encodings.idna  # noqa: F401
 import json
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -122,14 +123,20 @@ def main(places: str) -> None:
     become_nobody()
     tempfile.tempdir = "/tmp"
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # Threads inherit that this one alone hears of its end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    known = [(str(address), int(port)) for address, port in json.loads(places)]
+    tried = dict.fromkeys(known, 0)
     print("ready", flush=True)
-    # At once, since most places let whoever comes wait until he gives up.
-    threads = [Thread(target=_attack, args=((str(address), int(port)),)) for address, port in json.loads(places)]
-    for thread in threads:
-        thread.start()
+    for place in known:
+        # At once, since most places let whoever comes wait until he gives up.
+        Thread(target=_attack, args=(place, tried), daemon=True).start()
+    signal.sigwait({signal.SIGTERM})
+    print(json.dumps(list(tried.values())), flush=True)
+    os._exit(0)
 
 
-def _attack(place: Place) -> None:
+def _attack(place: Place, tried: dict[Place, int]) -> None:
     while True:
         waiting = []
         for _ in range(_IDLE):
@@ -137,7 +144,7 @@ def _attack(place: Place) -> None:
                 waiting.append(socket.create_connection(place, timeout=1.0))
         for way in WAYS.values():
             way(place)
-            print("tried", flush=True)
+            tried[place] += 1
         for connection in waiting:
             connection.close()
 

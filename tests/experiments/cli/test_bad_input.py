@@ -344,6 +344,13 @@ def test_a_wrong_plan(case: str, tmp_path: Path) -> None:
     assert_refused(["simulate", tmp_path / "small.yaml", "--plan", plan], tmp_path, "plan.json", *expected)
 
 
+@pytest.mark.parametrize("option", ["--schedule=compact-zb", "--dynamic"])
+def test_a_wrong_plan_whose_order_is_to_change(option: str, tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, lambda plan: plan["pipelines"][0]["stages"][-1].update(end_layer=99))
+    command = ["simulate", tmp_path / "small.yaml", "--plan", plan, option]
+    assert_refused(command, tmp_path, "plan.json", "the stages end at layer 99")
+
+
 def test_a_plan_for_another_scenario(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert ropebridge("plan", "two-regions", "--strategy=megatron", "-o", plan).returncode == 0
