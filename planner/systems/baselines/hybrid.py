@@ -28,7 +28,7 @@ from math import ceil, inf
 import numpy as np
 
 from planner.cost.in_flight import no_split_fits
-from planner.cost.layers import mean_compute_s
+from planner.cost.layers import mean_compute_s, running_sums
 from planner.cost.network import nominal_path
 from planner.plan.microbatches import even_cut, even_microbatches
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -125,8 +125,8 @@ def pipedream(scenario: Scenario) -> Plan:
 def _split(scenario: Scenario, samples: int) -> list[tuple[int, int, int]]:
     """Return the stages that the recursion chooses, each as (first layer, index after the last, number of devices)."""
     layers, devices = len(scenario.model.layers), len(scenario.cluster.devices)
-    time_until_s = np.asarray(mean_compute_s(scenario, samples))
-    bytes_until = np.cumsum([0, *(layer.parameter_bytes for layer in scenario.model.layers)])
+    time_until_s = mean_compute_s(scenario, samples)
+    bytes_until = running_sums(layer.parameter_bytes for layer in scenario.model.layers)
     paths = [nominal_path(scenario, a.name, b.name) for a, b in pairwise(scenario.cluster.devices)]
     bytes_per_s = min((path.rate_bps for path in paths), default=inf) / 8
     transfer_s = 2 * samples * np.array([0, *(layer.output_bytes for layer in scenario.model.layers)]) / bytes_per_s
