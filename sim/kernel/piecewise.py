@@ -6,7 +6,7 @@ its last rate.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from planner.step.graph import Floats, Ints
 from traces.trace import LinkTrace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RateTable:
     """A rate over time.
 
@@ -28,23 +28,26 @@ class RateTable:
         repeat_from_s: Start of the piece from which the table repeats, seconds.
     """
 
-    times_s: Sequence[float]
-    rates: Sequence[float]
+    times_s: Sequence[float] | Floats
+    rates: Sequence[float] | Floats
     duration_s: float = math.inf
     repeat_from_s: float = 0.0
 
     def clipped(self, factor: float, ceiling: float) -> "RateTable":
         """Return the table with rates times ``factor``, and none above ``ceiling``."""
-        rates = [min(rate * factor, ceiling) for rate in self.rates]
-        return RateTable(self.times_s, rates, self.duration_s, self.repeat_from_s)
+        rates = np.minimum(np.asarray(self.rates) * factor, ceiling)
+        return replace(self, rates=rates)
 
     def without(self, start_s: float, end_s: float) -> "RateTable":
-        """Return the table with rate 0 between two times of the run."""
+        """Return the table with rate 0 between two times of the run.
+
+        Repetitions up to ``end_s`` become pieces of their own, so that the table grows with that time.
+        """
         period_s = self.duration_s - self.repeat_from_s
         loops = math.isfinite(self.duration_s)
         last_cut_s = end_s if math.isfinite(end_s) else start_s
         turns = max(0, math.ceil((last_cut_s - self.repeat_from_s) / period_s)) if loops else 0
-        times_s, rates = np.array(self.times_s), np.array(self.rates)
+        times_s, rates = np.asarray(self.times_s, np.float64), np.asarray(self.rates, np.float64)
         repeated = times_s >= self.repeat_from_s
         shifts_s = period_s * np.arange(1, turns + 1)
         unrolled_s = np.concatenate([times_s, np.add.outer(shifts_s, times_s[repeated]).ravel()])
@@ -54,16 +57,17 @@ class RateTable:
         rates = rates[np.searchsorted(unrolled_s, cuts_s, side="right") - 1]
         rates[(cuts_s >= start_s) & (cuts_s < end_s)] = 0.0
         if not loops or math.isinf(end_s):
-            return RateTable(cuts_s.tolist(), rates.tolist())
-        return RateTable(
-            cuts_s.tolist(), rates.tolist(), self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s
-        )
+            return RateTable(cuts_s, rates)
+        return RateTable(cuts_s, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
 
 
 def link_table(trace: LinkTrace) -> RateTable:
     """Return a trace's rates as a table."""
     duration_s = trace.duration_s if trace.loops else math.inf
-    return RateTable(trace.times_s.tolist(), trace.bandwidth_bps.tolist(), duration_s)
+    return RateTable(trace.times_s, trace.bandwidth_bps, duration_s)
+
+
+_NONE = np.empty(0)
 
 
 class RateTables(NamedTuple):
@@ -88,8 +92,8 @@ def join_tables(tables: Sequence[RateTable]) -> RateTables:
     """Return the tables as arrays."""
     return RateTables(
         np.cumsum([0, *(len(table.times_s) for table in tables)], dtype=np.int64),
-        np.array([time_s for table in tables for time_s in table.times_s], np.float64),
-        np.array([rate for table in tables for rate in table.rates], np.float64),
+        np.concatenate([_NONE, *(table.times_s for table in tables)], dtype=np.float64),
+        np.concatenate([_NONE, *(table.rates for table in tables)], dtype=np.float64),
         np.array([table.duration_s for table in tables], np.float64),
         np.array([table.repeat_from_s for table in tables], np.float64),
     )

@@ -107,7 +107,7 @@ def _path_latency(route: Route) -> RateTable:
     assert varying.trace is not None
     assert varying.trace.latency_s is not None
     others_s = sum(link.latency_s for link in route.path if link is not varying)
-    return replace(link_table(varying.trace), rates=(varying.trace.latency_s + others_s).tolist())
+    return replace(link_table(varying.trace), rates=varying.trace.latency_s + others_s)
 
 
 def _shared_links(environment: simpy.Environment, routes: Sequence[Route], scenario: Scenario) -> dict[str, SharedLink]:

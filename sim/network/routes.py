@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from planner.cost.link_sharing import binding_links
 from planner.cost.network import connections_ceiling_bps
 from planner.scenario.cluster import Link
@@ -103,8 +105,8 @@ def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connection
     ]
     binding = binding_links(
         [[link.name for link in path] for path in paths],
-        {name: min(table.rates) for name, table in tables.items()},
-        {name: max(table.rates) for name, table in tables.items()},
+        {name: float(np.min(table.rates)) for name, table in tables.items()},
+        {name: float(np.max(table.rates)) for name, table in tables.items()},
         limits,
         [name for name, link in links.items() if link.size_curve is not None],
     )
