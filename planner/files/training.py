@@ -10,7 +10,7 @@ from planner.cost.parameter_memory import FRAMEWORKS, parameter_memory
 from planner.files.documents import Document
 from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry, parse
 from planner.plan.outer_step import OUTER_COMPRESSIONS
-from planner.plan.plan import METHODS
+from planner.plan.plan import COMPRESSIONS, METHODS
 from planner.scenario.convergence import SHAPE, TERMS, LossLaw
 from planner.scenario.training import (
     DEFAULT_PRECISION,
@@ -144,6 +144,9 @@ class TrainingEntry:
             values and all copies; those of ``framework`` if absent.
         framework: The framework whose rule gives these bytes: torch (that of runs), megatron-lm, deepspeed or sailor.
         convergence: File that 'ropebridge profile convergence' has written for this task.
+        compressions: Formats in which strategy and policy ``auto`` may let outputs of stages and their gradients be
+            sent between regions: none, bf16 (2 bytes a number) or int8 (1 byte, and a scale for each sample). Rounding
+            changes the training.
     """
 
     global_batch: Positive
@@ -158,6 +161,9 @@ class TrainingEntry:
     bytes_per_parameter: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     framework: Annotated[str, WithJsonSchema({"enum": list(FRAMEWORKS)})] | None = None
     convergence: str | None = None
+    compressions: Annotated[
+        tuple[Annotated[str, WithJsonSchema({"enum": list(COMPRESSIONS)})], ...], Field(min_length=1, max_length=3)
+    ] = ("none",)
 
 
 CONVERGENCE_VERSION = 1
@@ -282,6 +288,8 @@ def read_training(part: Part) -> Training:
     """Return the training that a part of a scenario describes; raise an InputError for the first mistake."""
     entry = part.parse(TrainingEntry)
     find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
+    for place, name in enumerate(entry.compressions):
+        find_by_name(name, dict.fromkeys(COMPRESSIONS), "compression", where=part.where("compressions", str(place)))
     try:
         schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
     except InputError as error:

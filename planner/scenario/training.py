@@ -283,6 +283,8 @@ class Training:
             for those of ``framework``. The tensors of a run do not depend on them.
         framework: The framework whose rule gives these bytes, one of `planner.cost.parameter_memory.FRAMEWORKS`.
         convergence: How the loss of this task falls by methods of synchronisation; None if it was never measured.
+        compressions: Formats of `planner.plan.plan.COMPRESSIONS` in which strategy and policy ``auto`` may let messages
+            between stages in different regions be sent.
 
     Raises:
         InputError: The precision is unknown, or a step has no samples.
@@ -300,6 +302,7 @@ class Training:
     bytes_per_parameter: float | None = None
     framework: str = "torch"
     convergence: LossLaw | None = None
+    compressions: tuple[str, ...] = ("none",)
 
     def __post_init__(self) -> None:
         find_by_name(self.precision, PRECISIONS, "precision", where="precision")

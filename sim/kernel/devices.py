@@ -38,11 +38,9 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
 def _speed(group: Sequence[str], scenario: Scenario) -> RateTable:
     """Return the speed of an actor's devices: that of the slowest one, and 0 while one hangs."""
     by_effects = device_speed(scenario.effects.compute, group)
+    hangs = [each for each in scenario.faults if isinstance(each, Hang) and each.device in group]
     speed = RateTable(by_effects.times_s, by_effects.speeds)
-    for fault in scenario.faults:
-        if isinstance(fault, Hang) and fault.device in group:
-            speed = speed.without(fault.start_s, fault.end_s)
-    return speed
+    return speed.without([(hang.start_s, hang.end_s) for hang in hangs])
 
 
 def _absences(group: Sequence[str], scenario: Scenario) -> list[tuple[float, float]]:

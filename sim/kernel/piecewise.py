@@ -38,27 +38,32 @@ class RateTable:
         rates = np.minimum(np.asarray(self.rates) * factor, ceiling)
         return replace(self, rates=rates)
 
-    def without(self, start_s: float, end_s: float) -> "RateTable":
-        """Return the table with rate 0 between two times of the run.
+    def without(self, gaps: Sequence[tuple[float, float]]) -> "RateTable":
+        """Return the table with rate 0 in some times of the run, each from a start to an end in seconds.
 
-        Repetitions up to ``end_s`` become pieces of their own, so that the table grows with that time.
+        Repetitions up to the last of these times become pieces of their own, so that the table grows with that time.
         """
+        if not gaps:
+            return self
         period_s = self.duration_s - self.repeat_from_s
         loops = math.isfinite(self.duration_s)
-        last_cut_s = end_s if math.isfinite(end_s) else start_s
-        turns = max(0, math.ceil((last_cut_s - self.repeat_from_s) / period_s)) if loops else 0
+        cuts_s = np.unique([time_s for gap in gaps for time_s in gap if math.isfinite(time_s)])
+        turns = max(0, math.ceil((cuts_s[-1] - self.repeat_from_s) / period_s)) if loops else 0
         times_s, rates = np.asarray(self.times_s, np.float64), np.asarray(self.rates, np.float64)
         repeated = times_s >= self.repeat_from_s
         shifts_s = period_s * np.arange(1, turns + 1)
-        unrolled_s = np.concatenate([times_s, np.add.outer(shifts_s, times_s[repeated]).ravel()])
+        times_s = np.concatenate([times_s, np.add.outer(shifts_s, times_s[repeated]).ravel()])
         rates = np.concatenate([rates, np.tile(rates[repeated], turns)])
-        ends_s = [start_s, end_s] if math.isfinite(end_s) else [start_s]
-        cuts_s = np.unique(np.concatenate([unrolled_s, ends_s]))
-        rates = rates[np.searchsorted(unrolled_s, cuts_s, side="right") - 1]
-        rates[(cuts_s >= start_s) & (cuts_s < end_s)] = 0.0
-        if not loops or math.isinf(end_s):
-            return RateTable(cuts_s, rates)
-        return RateTable(cuts_s, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
+        places = np.searchsorted(times_s, cuts_s, side="right")
+        new = times_s[places - 1] != cuts_s
+        rates = np.insert(rates, places[new], rates[places[new] - 1])
+        times_s = np.insert(times_s, places[new], cuts_s[new])
+        for start_s, end_s in gaps:
+            first, last = np.searchsorted(times_s, (start_s, end_s))
+            rates[first:last] = 0.0
+        if not loops or any(math.isinf(end_s) for _, end_s in gaps):
+            return RateTable(times_s, rates)
+        return RateTable(times_s, rates, self.duration_s + turns * period_s, self.repeat_from_s + turns * period_s)
 
 
 def link_table(trace: LinkTrace) -> RateTable:

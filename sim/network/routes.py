@@ -79,10 +79,8 @@ def link_rates(link: Link, scenario: Scenario) -> RateTable:
     table = RateTable((0.0,), (link.bandwidth_bps,)) if link.trace is None else link_table(link.trace)
     if scenario.effects.network.share < 1:
         table = table.clipped(scenario.effects.network.share, math.inf)
-    for fault in scenario.faults:
-        if isinstance(fault, LinkOutage) and fault.link == link.name:
-            table = table.without(fault.start_s, fault.end_s)
-    return table
+    outages = [each for each in scenario.faults if isinstance(each, LinkOutage) and each.link == link.name]
+    return table.without([(outage.start_s, outage.end_s) for outage in outages])
 
 
 def find_routes(pairs: Sequence[tuple[str, str]], scenario: Scenario, connections: int) -> list[Route]:

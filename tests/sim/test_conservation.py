@@ -126,10 +126,8 @@ def passages(record: RunRecord) -> dict[str, list[Passage]]:
 def rates(link: Link, scenario: Scenario) -> RateTables:
     trace = link.trace or LinkTrace(np.zeros(1), np.array([link.bandwidth_bps]), 1.0)
     table = link_table(trace).clipped(scenario.effects.network.share, np.inf)
-    for fault in scenario.faults:
-        if isinstance(fault, LinkOutage) and fault.link == link.name:
-            table = table.without(fault.start_s, fault.end_s)
-    return join_tables([table])
+    outages = [each for each in scenario.faults if isinstance(each, LinkOutage) and each.link == link.name]
+    return join_tables([table.without([(outage.start_s, outage.end_s) for outage in outages])])
 
 
 def carried(tables: RateTables, start_s: float, end_s: float) -> float:

@@ -1,11 +1,12 @@
-"""Measures the gain of adaptation on recorded traces: policies `auto` and `deepcee` against a plan that never changes.
+"""Measures the gain of adaptation on traces: policies `auto` and `deepcee` against a plan that never changes.
 
-Each pair of traces plays on the two links between regions of `cloud-edge-end`. All runs start with the plan that `auto`
-makes for the mean rates and latencies of the first minute. For comparison there are two figures in hindsight, over the
-starting plan, the plans that the policies ran or `auto` considered, and a plan for the means of the whole trace:
+All runs of a case (`experiments.benches.planning.adaptation_cases`) start with the static plan that is best in hindsight
+among those of strategy `auto` for the traces, for their means over the whole hour and over its first minute, each with
+and without compression. For comparison there are:
 
-- the throughput of the plan that is best over the whole trace without any change;
-- the throughput with the best plan in each window of the trace, if it were known ahead and changes took no time.
+- the throughput of the plan for the first minute's means without compression, which is all that a user can know then;
+- the throughput with the best plan in each window of the traces, if it were known ahead and changes took no time, over
+  the starting plans and those that the policies ran or `auto` considered.
 
 Further checks compare the gains that the simulator predicts with those of real, paced runs.
 """
@@ -17,29 +18,34 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from executor.backend import TorchBackend, choose_emulator
 from experiments.benches.cases import TRACES_VARIABLE
-from experiments.benches.planning.adaptation_traces import DURATION_S, TracePair, trace_pairs
+from experiments.benches.planning.adaptation_cases import AdaptationCase, cases
+from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.runs.scenario import choose_scenario
 from planner.adapt.policy import Policy
+from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.runs.record import Backend, RunRecord
-from planner.scenario.cluster import Cluster, Link
-from planner.scenario.scenario import Scenario
+from planner.scenario.cluster import Link
+from planner.scenario.scenario import Scenario, in_window
 from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
-from planner.systems.auto.forecast import LEAST_BPS, LinkSample, forecast_paths
+from planner.systems.auto.candidates.compressed import with_compressions
+from planner.systems.auto.forecast import LinkSample, forecast_paths
+from planner.systems.auto.objective import Objective
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import searched_once
+from planner.systems.auto.strategy import start_plan
 from planner.systems.deepcee.policy import DeepceePolicy
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
-from traces.trace import LinkTrace
 
 REAL_SCENARIO = "two-regions"
 
@@ -80,119 +86,119 @@ def real_checks(tell: Callable[[str], None]) -> list[Check]:
     ]
 
 
-SCENARIO = "cloud-edge-end"
 FIRST_MINUTE_S = 60.0
 
 QUICK_TRACES = ("preset lte", "preset rail-lte", "preset satellite")
 QUICK_DURATION_S = 600.0
 
-# Interval at which the latencies of a trace are sampled, seconds.
-SAMPLE_EVERY_S = 1.0
-
 # Length of the windows on which plans are judged in hindsight, seconds.
 WINDOW_S = 10.0
 
-LEAST_MEAN_GAIN = 1.25
-LEAST_GAIN = 0.98
+# Bars: the least gain, the least mean gain against the start of a user who knows one minute, and for cases in which
+# changes could gain `WORTHWHILE` or more, the least mean gain and the least share of the possible gain, in the median.
+LEAST_GAIN, LEAST_GAIN_OF_USERS = 0.98, 1.25
+WORTHWHILE, LEAST_WORTHWHILE_GAIN, LEAST_SHARE = 1.15, 1.10, 0.5
+
+# Most starting plans of a case that are simulated; the evaluator chooses them.
+_MOST_STARTS = 3
 
 # A number of steps that no run reaches, since runs end after their duration.
 _ENDLESS = 10**9
 
 
 def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Simulate all pairs of traces with and without policies, and run two regions for real unless ``quick``."""
+    """Simulate all cases with and without policies, and run two regions for real; with ``quick`` only a few cases."""
     folder = Path(os.environ[TRACES_VARIABLE]) if TRACES_VARIABLE in os.environ else None
     if folder is None:
         tell(f"only presets: {TRACES_VARIABLE} names no folder of recorded traces")
-    links = wide_area_links(choose_scenario(SCENARIO))
-    nominal_bps = (links[0].bandwidth_bps, links[1].bandwidth_bps)
-    pairs = [pair for pair in trace_pairs(folder, nominal_bps) if not quick or pair.name in QUICK_TRACES]
+    halves = (DEVELOP,) if quick else (DEVELOP, HELD_OUT)
+    chosen = [case for case in cases(halves, folder) if not quick or case.pair.name in QUICK_TRACES]
     rows: list[Row] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for row in pool.map(measure_pair, pairs, repeat(QUICK_DURATION_S if quick else DURATION_S)):
+        for row in pool.map(measure_case, chosen, repeat(QUICK_DURATION_S if quick else DURATION_S)):
             rows.append(row)
-            tell(f"{row['trace']}: auto {row['auto_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}")
+            what = f"{row['scenario']}, {row['trace']} ({row['half']})"
+            tell(
+                f"{what}: auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"
+            )
     if quick:
         tell("the real runs are left out")
-    return BenchResult(rows, [*checks(rows), *([] if quick else real_checks(tell))])
+    by_half = [check for half in halves for check in checks(half, [row for row in rows if row["half"] == half])]
+    return BenchResult(rows, [*by_half, *([] if quick else real_checks(tell))])
 
 
-def checks(rows: Sequence[Row]) -> list[Check]:
-    """Return the checks of the gains of `auto`, which are its throughput divided by that without a policy."""
-    gains = [float(row["auto_gain"]) for row in rows]
-    mean = math.exp(sum(map(math.log, gains)) / len(gains))
-    return [
-        at_least("geometric mean of auto / none", mean, LEAST_MEAN_GAIN),
-        at_least("least auto / none", min(gains), LEAST_GAIN),
+def checks(half: str, rows: Sequence[Row]) -> list[Check]:
+    """Return the checks of the gains of `auto`, which are its throughput divided by that of the plan it starts with."""
+    found = [
+        at_least(f"{half}: least auto / none", min(float(row["auto_gain"]) for row in rows), LEAST_GAIN),
+        at_least(f"{half}: auto / users' start, mean", _mean(rows, "users_gain"), LEAST_GAIN_OF_USERS),
     ]
+    worthwhile = [row for row in rows if float(row["possible_gain"]) >= WORTHWHILE]
+    if worthwhile:
+        shares = [(float(row["auto_gain"]) - 1) / (float(row["possible_gain"]) - 1) for row in worthwhile]
+        cases_ = f"{half}, {len(worthwhile)} cases with a possible gain of {WORTHWHILE:g}"
+        found.append(at_least(f"{cases_}: auto / none, mean", _mean(worthwhile, "auto_gain"), LEAST_WORTHWHILE_GAIN))
+        found.append(at_least(f"{cases_}: share of it, median", median(shares), LEAST_SHARE))
+    return found
 
 
-def measure_pair(pair: TracePair, duration_s: float) -> Row:
-    """Simulate one pair of traces for ``duration_s`` seconds without a policy and with each policy; return its row."""
-    scenario = with_traces(choose_scenario(SCENARIO), pair.traces)
-    start = searched_once(_at_means(scenario, 0.0, FIRST_MINUTE_S))[0]
-    plain = _run(scenario, start, None, duration_s)
+def _mean(rows: Sequence[Row], column: str) -> float:
+    """Return the geometric mean of a column of ratios."""
+    return math.exp(sum(math.log(float(row[column])) for row in rows) / len(rows))
+
+
+def measure_case(case: AdaptationCase, duration_s: float) -> Row:
+    """Simulate one case for ``duration_s`` seconds without a policy and with each policy; return its row."""
+    scenario = case.scenario
+    users = searched_once(_uncompressed(in_window(scenario, 0.0, FIRST_MINUTE_S)))[0]
+    users_per_s = _samples_per_s(_run(scenario, users, None, duration_s))
+    starts = _starts(scenario, duration_s)
+    static_per_s = {plan: _samples_per_s(_run(scenario, plan, None, duration_s)) for plan in starts}
+    start = max(static_per_s, key=lambda plan: static_per_s[plan])
     deepcee = _run(scenario, start, DeepceePolicy(scenario), duration_s)
     policy = AutoPolicy(scenario, searched_once)
     adapted = _run(scenario, start, policy, duration_s)
-    rates = {name: measure(run).samples_per_s for name, run in (("p", plain), ("d", deepcee), ("a", adapted))}
-    others = {*policy.portfolio.plans(), *(decision.plan for decision in (*deepcee.decisions, *adapted.decisions))}
-    others.add(searched_once(_at_means(scenario, 0.0, duration_s))[0])
-    plans = [start, *sorted(others - {start}, key=repr)]
-    static_per_s, known_ahead_per_s = _hindsight(scenario, plans, rates["p"], duration_s)
+    changes = [decision.plan for decision in (*deepcee.decisions, *adapted.decisions)]
+    plans = list(dict.fromkeys((start, *starts, *policy.portfolio.plans(), *changes)))
+    none_per_s, auto_per_s = static_per_s[start], _samples_per_s(adapted)
     return {
-        "trace": pair.name,
-        "scaled": "yes" if pair.scaled else "no",
-        "none_per_s": rates["p"],
-        "deepcee_per_s": rates["d"],
-        "auto_per_s": rates["a"],
-        "deepcee_gain": rates["d"] / rates["p"],
-        "auto_gain": rates["a"] / rates["p"],
-        "best_static_per_s": static_per_s,
-        "known_ahead_per_s": known_ahead_per_s,
-        "start_regret": 1 - rates["p"] / static_per_s,
-        "auto_regret": 1 - rates["a"] / static_per_s,
+        "scenario": scenario.name,
+        "trace": case.pair.name,
+        "half": case.half,
+        "scaled": "yes" if case.pair.scaled else "no",
+        "users_per_s": users_per_s,
+        "none_per_s": none_per_s,
+        "auto_per_s": auto_per_s,
+        "compression": start.compression,
+        "possible_gain": _possible_gain(scenario, plans, duration_s),
+        "auto_gain": auto_per_s / none_per_s,
+        "deepcee_gain": _samples_per_s(deepcee) / none_per_s,
+        "users_gain": auto_per_s / users_per_s,
         "decisions": len(adapted.decisions),
         "moved_mb": sum(decision.migration.size_bytes for decision in adapted.decisions) / 1e6,
     }
 
 
-def wide_area_links(scenario: Scenario) -> list[Link]:
-    """Return one direction of each link between two regions, in the scenario's order."""
-    by_ends: dict[frozenset[str], Link] = {}
-    for link in scenario.cluster.links:
-        if link.source != link.target:
-            by_ends.setdefault(frozenset((link.source, link.target)), link)
-    return list(by_ends.values())
+def _starts(scenario: Scenario, duration_s: float) -> list[Plan]:
+    """Return the starting plans that are best by the evaluator, over all windows of the traces."""
+    means = (in_window(scenario, 0.0, end_s) for end_s in (duration_s, FIRST_MINUTE_S))
+    found = [start_plan(scenario, Objective()), *(searched_once(each)[0] for each in means)]
+    formats = dict.fromkeys(each for plan in found for each in with_compressions(plan, scenario))
+    possible = [plan for plan in formats if is_possible(plan, scenario)]
+    judged_per_s = _judged_per_s(scenario, possible, duration_s).mean(axis=1)
+    return [possible[place] for place in np.argsort(-judged_per_s, kind="stable")[:_MOST_STARTS]]
 
 
-def with_traces(scenario: Scenario, traces: Sequence[LinkTrace]) -> Scenario:
-    """Return the scenario with a trace on each link between regions, the same in both directions."""
-    by_ends = {
-        frozenset((link.source, link.target)): trace
-        for link, trace in zip(wide_area_links(scenario), traces, strict=True)
-    }
-    links = tuple(
-        replace(link, trace=by_ends.get(frozenset((link.source, link.target)))) for link in scenario.cluster.links
-    )
-    return replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+def _uncompressed(scenario: Scenario) -> Scenario:
+    return replace(scenario, training=replace(scenario.training, compressions=("none",)))
+
+
+def _samples_per_s(run: RunRecord) -> float:
+    return measure(run).samples_per_s
 
 
 def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: float) -> RunRecord:
     return Simulator(duration_s=duration_s).run(scenario, plan, policy, _ENDLESS)
-
-
-def _at_means(scenario: Scenario, start_s: float, end_s: float) -> Scenario:
-    """Return the scenario with constant links, whose rates and latencies are means from ``start_s`` to ``end_s``."""
-    links = []
-    for link in scenario.cluster.links:
-        if link.trace is not None:
-            mean_bps = float(link.trace.bits_between(start_s, end_s)) / (end_s - start_s)
-            moments_s = np.arange(start_s, end_s, SAMPLE_EVERY_S)
-            latency_s = float(np.mean([_latency_s(link, moment_s) for moment_s in moments_s]))
-            link = replace(link, bandwidth_bps=max(mean_bps, LEAST_BPS), latency_s=latency_s)
-        links.append(replace(link, trace=None))
-    return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
 
 
 def _latency_s(link: Link, moment_s: float) -> float:
@@ -201,26 +207,21 @@ def _latency_s(link: Link, moment_s: float) -> float:
     return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
 
 
-def _hindsight(scenario: Scenario, plans: Sequence[Plan], start_per_s: float, duration_s: float) -> tuple[float, float]:
-    """Return the throughput with the best plan of the whole trace, and with the best plan of each window, samples/s.
+def _possible_gain(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> float:
+    """Return the gain of the best plan of each window over the first of the plans, by the evaluator, a ratio."""
+    judged_per_s = _judged_per_s(scenario, plans, duration_s)
+    return float(judged_per_s.max(axis=0).mean() / judged_per_s[0].mean())
 
-    The first throughput is simulated. The second is the first times the gain that the evaluator predicts from changing
-    plans. ``start_per_s`` is the throughput of the first plan, which has been simulated already.
-    """
+
+def _judged_per_s(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> Floats:
+    """Return the throughput of each plan in each window of the traces by the evaluator, samples/s."""
     windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
 
     def rates_per_s(plan: Plan) -> Floats:
         networks = [forecast_paths(plan, scenario, window) for window in windows]
         return plan.global_batch / step_times_s(plan, scenario, networks)
 
-    judged_per_s = np.stack([rates_per_s(plan) for plan in plans])
-    means_per_s = judged_per_s.mean(axis=1)
-    best_per_s = start_per_s
-    if len(plans) > 1:
-        simulated = _run(scenario, plans[1 + int(means_per_s[1:].argmax())], None, duration_s)
-        best_per_s = max(best_per_s, measure(simulated).samples_per_s)
-    known_ahead = float(judged_per_s.max(axis=0).mean() / means_per_s.max())
-    return best_per_s, best_per_s * known_ahead
+    return np.stack([rates_per_s(plan) for plan in plans])
 
 
 def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:

@@ -1,6 +1,7 @@
-"""Returns the pairs of traces, recorded ones and presets, on which the bench of adaptation runs.
+"""Returns the pairs of traces, recorded ones and presets, on which the bench of adaptation runs, in two halves.
 
-The folder that ``ROPEBRIDGE_TRACES`` names can hold these recorded data:
+The policy may be developed with the half `DEVELOP`; `HELD_OUT` shows whether what was found there holds elsewhere, and
+begins with other traces of each set. The folder that ``ROPEBRIDGE_TRACES`` names can hold these recorded data:
 
 - ``wanify``: repeated measurements of the rates between eight AWS regions, numbered but without times. Assumption:
   `WANIFY_INTERVAL_S` from one number to the next. Of the pairs of regions with at least `LEAST_MEASURED` measurements,
@@ -15,7 +16,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,16 @@ from traces.generators.presets import PRESETS, preset
 from traces.trace import LinkTrace
 
 DURATION_S = 3600.0
-EVERY = 10
+EVERY = 20
 LEAST_MEASURED = 300
 WANIFY_INTERVAL_S = 6.0
 SEATTLE_INTERVAL_S = 3 * 3600 / 688
-SEEDS = (11, 12)
+
+DEVELOP, HELD_OUT = "develop", "held out"
+
+# By half: seeds of the presets on the two links, and the first of the recorded traces that are used.
+SEEDS = {DEVELOP: (11, 12), HELD_OUT: (21, 22)}
+FIRST = {DEVELOP: 0, HELD_OUT: 5}
 
 # A pair of traces is scaled unless the mean of its rates is within this factor of the links' nominal rates.
 SCALE_FITS = 4.0
@@ -51,16 +57,17 @@ class TracePair:
     scaled: bool
 
 
-def trace_pairs(folder: Path | None, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
-    """Yield all pairs of traces for links with two nominal rates: presets, and those recorded in a folder, if any."""
+def trace_pairs(half: str, folder: Path | None, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
+    """Yield a half's pairs of traces for links with two nominal rates: presets, and those in a folder, if any."""
     for name in PRESETS:
-        first, second = (preset(name, duration_s=DURATION_S, seed=seed) for seed in SEEDS)
+        first, second = (preset(name, duration_s=DURATION_S, seed=seed) for seed in SEEDS[half])
         yield _fitted(f"preset {name}", first, second, nominal_bps)
     if folder is None:
         return
-    for name, first, second in (*_wanify(folder), *_broadband(folder)):
+    start = FIRST[half]
+    for name, first, second in (*islice(_wanify(folder), start, None, EVERY), *_broadband(folder, start)):
         yield _fitted(name, first, second, nominal_bps)
-    yield from _round_trips(folder, nominal_bps)
+    yield from islice(_round_trips(folder, nominal_bps), EVERY * start, None, EVERY**2)
 
 
 def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
@@ -81,7 +88,7 @@ def _wanify(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
         for row in csv.DictReader(file):
             measured[row["src_region"], row["dst_region"]][int(row["sample"])] = float(row["received_mbps"])
     often = sorted(pair for pair, rates in measured.items() if len(rates) >= LEAST_MEASURED)
-    for source, target in often[::EVERY]:
+    for source, target in often:
         there, back = _numbered(measured[source, target]), _numbered(measured[target, source])
         yield f"wanify {source} {target}", there, back
 
@@ -93,10 +100,10 @@ def _numbered(rates: dict[int, float]) -> LinkTrace:
     return LinkTrace(times_s, rates_bps, float(times_s[-1]) + WANIFY_INTERVAL_S)
 
 
-def _broadband(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
+def _broadband(folder: Path, start: int) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
     inside = folder / "fcc_mba_2016" / "traces"
     paths = sorted(inside.iterdir()) if inside.is_dir() else []
-    for one, other in list(pairwise(paths))[::EVERY]:
+    for one, other in islice(pairwise(paths), start, None, EVERY):
         number = one.name.removeprefix("trace_").partition("_")[0]
         yield f"fcc {number}", read_trace(one), read_trace(other)
 
@@ -106,8 +113,7 @@ def _round_trips(folder: Path, nominal_bps: tuple[float, float]) -> Iterator[Tra
     if not path.is_file():
         return
     rtt_s = np.load(path)["rtt"].astype(np.float64)
-    pairs = list(pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one)))
-    for pair in pairs[:: EVERY**2]:
+    for pair in pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one)):
         series = [rtt_s[:, one, other] / 2 for one, other in pair]
         times_s = SEATTLE_INTERVAL_S * np.arange(len(rtt_s), dtype=np.float64)
         first, second = (

@@ -14,6 +14,7 @@ from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.step.orders import with_found_orders
+from planner.systems.auto.candidates.compressed import with_compressions
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import search
 from traces.common.errors import InputError
@@ -84,7 +85,10 @@ class Portfolio:
         return rounded
 
     def add(self, plan: Plan) -> None:
-        """Add a plan, and also the same plan with a dynamic order, which loses less time when link rates vary."""
+        """Add a plan, with each compression that the scenario allows and with a dynamic order too.
+
+        With a dynamic order a plan loses less time when link rates vary.
+        """
         self._add(plan, plan)
 
     def _add(self, plan: Plan, ordered: Plan) -> None:
@@ -93,10 +97,10 @@ class Portfolio:
         Devices would otherwise find orders for the declared links. But explicit orders may need more memory by the
         check, which then counts the largest microbatches.
         """
-        self._plans[ordered if is_possible(ordered, self._scenario) else plan] = None
-        dynamic = replace(plan, order="dynamic")
-        if is_possible(dynamic, self._scenario):
-            self._plans[dynamic] = None
+        kept = ordered if is_possible(ordered, self._scenario) else plan
+        others = (kept, replace(plan, order="dynamic"))
+        compressed = (each for other in others for each in (other, *with_compressions(other, self._scenario)))
+        self._plans |= dict.fromkeys((kept, *(each for each in compressed if is_possible(each, self._scenario))))
 
 
 @dataclass(frozen=True)

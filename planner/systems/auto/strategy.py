@@ -21,6 +21,7 @@ from planner.scenario.scenario import Scenario, within_regions
 from planner.step.orders import with_schedule
 from planner.systems.asteroid.strategy import asteroid
 from planner.systems.auto.candidates.build import QUICK_ORDER, plan_of
+from planner.systems.auto.candidates.compressed import as_if_compressed, crosses_regions, with_compressions
 from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.candidates.mixed import find_mixes
 from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
@@ -127,7 +128,8 @@ def _search(
             step_s *= _DYNAMIC
         return objective.score(plan, step_s, scenario)
 
-    given = [plan for plan in seeds if may_run(plan) and is_possible(plan, scenario)]
+    offered = (each for plan in seeds for each in with_compressions(plan, scenario))
+    given = [plan for plan in offered if may_run(plan) and is_possible(plan, scenario)]
     ranked = sorted(dict.fromkeys((*candidates(scenario, without), *given)), key=score)
     effort = next(each for each in (_SMALL, *_LARGER) if len(scenario.cluster.devices) <= each.most_devices)
     if cost_model is None and effort.judged:
@@ -148,6 +150,9 @@ def _search(
         best = min((best, *filter(may_run, _deeper(best, scenario))), key=final_score)
         sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
         best = min((best, *sums), key=final_score)
+    formats = [plan for plan in with_compressions(best, scenario) if is_possible(plan, scenario)]
+    lowest = min(map(final_score, formats), default=inf)
+    best = next((plan for plan in formats if final_score(plan) <= _ROUNDED * lowest), best)
     if final_score(best) == inf:
         raise InputError(
             "no plan keeps within the limits of the objective: "
@@ -159,7 +164,18 @@ def _search(
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
-    """Yield the candidate plans of the search, none of which uses a device of ``without``."""
+    """Yield the candidate plans of the search, none of which uses a device of ``without``.
+
+    They have each compression that the scenario allows.
+    """
+    first, *_ = compressions = scenario.training.compressions
+    for compression in compressions:
+        for plan in _uncompressed(as_if_compressed(scenario, compression), without):
+            if compression == first or crosses_regions(plan, scenario):
+                yield replace(plan, compression=compression)
+
+
+def _uncompressed(scenario: Scenario, without: frozenset[str]) -> Iterator[Plan]:
     devices = [device for device in scenario.cluster.devices if device.name not in without]
     if len(devices) <= MOST_DEVICES:
         yield from small_cluster_plans(devices, scenario, _NAME)
@@ -251,6 +267,9 @@ def _with_other_sums(plan: Plan) -> Iterator[Plan]:
 
 # Most regions of a cluster whose subsets are searched too, and most such sets, beside those of better plans.
 MOST_REGIONS, MOST_REGION_SETS = 6, 3
+
+# Score up to which a format listed earlier in the scenario is kept, as a multiple of the lowest one's.
+_ROUNDED = 1.01
 
 # Longest step of a seed that is scored by the detailed model, as a multiple of the best candidate's, in larger
 # clusters: the fast model does not know that sums of gradients overlap with backward, which saves half at most.

@@ -210,10 +210,7 @@ def cuts(draw: st.DrawFn) -> list[tuple[float, float]]:
 def test_without_is_zero_inside_and_the_same_outside_for_ever(
     table: RateTable, gaps: Sequence[tuple[float, float]]
 ) -> None:
-    cut = table
-    for start_s, end_s in gaps:
-        cut = cut.without(start_s, end_s)
-    tables = joined(cut)
+    tables = joined(table.without(gaps))
     for time_s in np.arange(0.0, 100.0, 0.5).tolist():
         is_cut = any(start_s <= time_s < end_s for start_s, end_s in gaps)
         assert rate_at(tables, 1, time_s) == (0.0 if is_cut else pointwise(table, time_s))
@@ -227,7 +224,7 @@ def test_an_outage_in_a_trace_takes_away_what_the_trace_carries_in_it(
     trace, from_s, until_s = case
     end_s = start_s + length_s
     assume(end_s < 200 * trace.duration_s)
-    whole, cut = joined(link_table(trace)), joined(link_table(trace).without(start_s, end_s))
+    whole, cut = joined(link_table(trace)), joined(link_table(trace).without([(start_s, end_s)]))
     outside = [(from_s, min(start_s, until_s)), (max(end_s, from_s), until_s)]
     expected = sum(moved(whole, 1, first_s, last_s, math.inf) for first_s, last_s in outside if first_s < last_s)
     # The end of a piece in a late round is only as exact as its time, once a round.
