@@ -112,13 +112,13 @@ def bench(
     count: Annotated[
         int | None,
         typer.Option(
-            "--count", min=1, max=MOST, help="Number of random clusters, of faults' trials or strangers; busy: minutes."
+            "--count", min=1, max=MOST, help="Number of random cases, clusters, trials or strangers; busy: minutes."
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", min=0, max=MOST, help="clusters, faults: seed of the first one; another each time if absent."
+            "--seed", min=0, max=MOST, help="Seed of random cases, clusters and trials; another each time if absent."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -41,15 +41,14 @@ from traces.common.errors import InputError, find_by_name
 
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
-# Benches that take a number of cases, and those that also take the seed of the first one.
+# Benches that take a number of cases, and those that also take the seed of the first one or of the draw.
 COUNTED = {"busy": measure_busy, "strangers": measure_strangers}
-SEEDED = {"clusters": measure_clusters, "faults": measure_faults}
+SEEDED = {"adaptation": measure_adaptation, "clusters": measure_clusters, "faults": measure_faults}
 
 BENCHES: Mapping[str, Bench] = {
     **COUNTED,
     **SEEDED,
     "accuracy": measure_accuracy,
-    "adaptation": measure_adaptation,
     "data": measure_data,
     "diloco": measure_separate_training,
     "executor": measure_executor,

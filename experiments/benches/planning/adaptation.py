@@ -1,8 +1,8 @@
 """Measures the gain of adaptation on traces: policies `auto` and `deepcee` against a plan that never changes.
 
-All runs of a case (`experiments.benches.planning.adaptation_cases`) start with the static plan that is best in hindsight
-among those of strategy `auto` for the traces, for their means over the whole hour and over its first minute, each with
-and without compression. For comparison there are:
+All runs of a case (`experiments.benches.planning.adaptation_cases`) start with a static plan that is best in hindsight,
+of those of strategy `auto` for the traces, for their means over the whole hour and over its first minute, each with and
+without compression. For comparison there are:
 
 - the throughput of the plan for the first minute's means without compression, which is all that a user can know then;
 - the throughput with the best plan in each window of the traces, if it were known ahead and changes took no time, over
@@ -18,12 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import numpy as np
 
 from executor.backend import TorchBackend, choose_emulator
-from experiments.benches.cases import TRACES_VARIABLE
+from experiments.benches.cases import TRACES_VARIABLE, draw_seeds
 from experiments.benches.planning.adaptation_cases import AdaptationCase, cases
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
@@ -106,25 +107,37 @@ _MOST_STARTS = 3
 _ENDLESS = 10**9
 
 
-def measure_adaptation(quick: bool, tell: Callable[[str], None]) -> BenchResult:
-    """Simulate all cases with and without policies, and run two regions for real; with ``quick`` only a few cases."""
+def measure_adaptation(
+    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
+) -> BenchResult:
+    """Simulate cases with and without policies, and run two regions for real.
+
+    Args:
+        quick: Whether to take a few cases for ten minutes, and to leave out the real runs.
+        tell: Function that shows progress.
+        count: Number of cases, drawn at random and without the real runs; None for all.
+        seed: Seed of the draw; None for a random one.
+    """
     folder = Path(os.environ[TRACES_VARIABLE]) if TRACES_VARIABLE in os.environ else None
     if folder is None:
         tell(f"only presets: {TRACES_VARIABLE} names no folder of recorded traces")
     halves = (DEVELOP,) if quick else (DEVELOP, HELD_OUT)
     chosen = [case for case in cases(halves, folder) if not quick or case.pair.name in QUICK_TRACES]
+    if count is not None:
+        draw = Random(draw_seeds("cases", 1, seed, tell)[0])
+        chosen = draw.sample(chosen, min(count, len(chosen)))
     rows: list[Row] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for row in pool.map(measure_case, chosen, repeat(QUICK_DURATION_S if quick else DURATION_S)):
             rows.append(row)
-            what = f"{row['scenario']}, {row['trace']} ({row['half']})"
-            tell(
-                f"{what}: auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"
-            )
-    if quick:
+            gains = f"auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"
+            tell(f"{row['scenario']}, {row['trace']} ({row['half']}): {gains}")
+    by_half = {half: [row for row in rows if row["half"] == half] for half in halves}
+    found = [check for half, own in by_half.items() if own for check in checks(half, own)]
+    if quick or count is not None:
         tell("the real runs are left out")
-    by_half = [check for half in halves for check in checks(half, [row for row in rows if row["half"] == half])]
-    return BenchResult(rows, [*by_half, *([] if quick else real_checks(tell))])
+        return BenchResult(rows, found)
+    return BenchResult(rows, [*found, *real_checks(tell)])
 
 
 def checks(half: str, rows: Sequence[Row]) -> list[Check]:

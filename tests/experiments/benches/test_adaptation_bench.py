@@ -1,11 +1,17 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.benches.planning.adaptation import checks, measure_pair, wide_area_links, with_traces
-from experiments.benches.planning.adaptation_traces import TracePair, trace_pairs
+from experiments.benches.planning.adaptation import checks, measure_case
+from experiments.benches.planning.adaptation_cases import AdaptationCase, cases, scenarios, wide_area_links, with_traces
+from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
 from experiments.runs.scenario import choose_scenario
+from planner.scenario.cluster import Cluster, Device
+from planner.scenario.scenario import Scenario
+from planner.systems.registry import make_plan
+from traces.common.errors import InputError
 from traces.generators.presets import PRESETS
 from traces.trace import LinkTrace
 
@@ -13,7 +19,7 @@ NOMINAL_BPS = (400e6, 400e6)
 
 
 def test_every_preset_plays_scaled_where_its_own_scale_does_not_fit() -> None:
-    pairs = list(trace_pairs(None, NOMINAL_BPS))
+    pairs = list(trace_pairs(DEVELOP, None, NOMINAL_BPS))
     assert [pair.name for pair in pairs] == [f"preset {name}" for name in PRESETS]
     for pair in pairs:
         means_bps = [trace.mean_bps for trace in pair.traces]
@@ -24,12 +30,34 @@ def test_every_preset_plays_scaled_where_its_own_scale_does_not_fit() -> None:
             assert 1 / 4 <= sum(means_bps) / sum(NOMINAL_BPS) <= 4
 
 
-def test_recorded_sets_are_played(shared_folder: Path) -> None:
-    pairs = list(trace_pairs(shared_folder / "traces", NOMINAL_BPS))
-    sets = [pair.name.split()[0] for pair in pairs]
-    assert set(sets) == {"preset", "wanify", "fcc", "netlatency"}
-    latencies = [pair.traces[0].latency_s for pair in pairs if pair.name.startswith("netlatency")]
-    assert all(series is not None and np.all(series >= 0) for series in latencies)
+def test_recorded_sets_are_played_in_halves_without_a_trace_in_common(shared_folder: Path) -> None:
+    halves = [list(trace_pairs(half, shared_folder / "traces", NOMINAL_BPS)) for half in (DEVELOP, HELD_OUT)]
+    for pairs in halves:
+        assert {pair.name.split()[0] for pair in pairs} == {"preset", "wanify", "fcc", "netlatency"}
+        latencies = [pair.traces[0].latency_s for pair in pairs if pair.name.startswith("netlatency")]
+        assert all(series is not None and np.all(series >= 0) for series in latencies)
+    used = [{trace for pair in pairs for trace in pair.traces} for pairs in halves]
+    assert used[0].isdisjoint(used[1])
+
+
+def test_no_device_of_the_large_case_holds_its_model() -> None:
+    own, alike, large = scenarios()
+    assert len({device.kind for device in own.cluster.devices}) > 1
+    assert len({(device.kind, device.memory_bytes) for device in alike.cluster.devices}) == 1
+    for device in large.cluster.devices:
+        alone = with_devices(large, device)
+        with pytest.raises(InputError, match="no split fits into memory"):
+            make_plan("auto", alone)
+
+
+def with_devices(scenario: Scenario, *devices: Device) -> Scenario:
+    return replace(scenario, cluster=Cluster(devices, ()))
+
+
+def test_each_scenario_has_every_pair_of_traces_of_a_half() -> None:
+    found = list(cases([DEVELOP], None))
+    assert [case.scenario.name for case in found] == [each.name for each in scenarios() for _ in PRESETS]
+    assert all(case.scenario.training.compressions == ("none", "int8") for case in found)
 
 
 def test_traces_go_on_both_directions_of_the_links_between_regions() -> None:
@@ -45,8 +73,24 @@ def test_traces_go_on_both_directions_of_the_links_between_regions() -> None:
 @pytest.mark.slow
 def test_a_row_holds_what_was_run() -> None:
     steady = LinkTrace([0.0], [4e8], 60.0)
-    row = measure_pair(TracePair("steady", (steady, steady), scaled=False), 60.0)
-    assert (row["trace"], row["scaled"]) == ("steady", "no")
-    assert float(row["auto_gain"]) >= 0.98
-    assert float(row["best_static_per_s"]) >= float(row["none_per_s"])
-    assert [check.holds for check in checks([row])] == [False, True]
+    scenario = with_traces(scenarios()[0], (steady, steady))
+    row = measure_case(AdaptationCase(DEVELOP, TracePair("steady", (steady, steady), scaled=False), scenario), 60.0)
+    assert (row["scenario"], row["trace"], row["scaled"]) == ("cloud-edge-end", "steady", "no")
+    # Links that never change leave nothing to gain, and nobody loses.
+    assert float(row["auto_gain"]) == pytest.approx(1.0, abs=0.02)
+    assert float(row["possible_gain"]) == pytest.approx(1.0, abs=0.02)
+    assert float(row["none_per_s"]) >= float(row["users_per_s"])
+    assert [check.holds for check in checks(DEVELOP, [row])] == [True, False]
+
+
+def test_shares_are_of_the_cases_that_have_something_to_gain() -> None:
+    rows = [
+        {"auto_gain": 1.1, "possible_gain": 1.2, "users_gain": 1.5},
+        {"auto_gain": 1.21, "possible_gain": 1.6, "users_gain": 1.5},
+        {"auto_gain": 0.97, "possible_gain": 1.1, "users_gain": 1.5},
+    ]
+    least, users, mean, share = checks(HELD_OUT, rows)
+    assert (least.value, least.holds) == (0.97, False)
+    assert users.value == pytest.approx(1.5)
+    assert mean.value == pytest.approx((1.1 * 1.21) ** 0.5)
+    assert share.value == pytest.approx((0.1 / 0.2 + 0.21 / 0.6) / 2)
