@@ -1,7 +1,7 @@
 """A step of a run: its compiled actions and messages, their durations, and its progress."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -64,12 +64,14 @@ class StepRuns(dict[int, StepRun]):
         self._plan = plan
         self._adaptation = adaptation
         self._scenario = scenario
-        self._network = network
+        # Steps of several plans are under way at once, if they have the same layers on the same devices. The cache ends
+        # with the epoch, since it holds the network.
+        self._times = lru_cache(maxsize=8)(partial(_times, scenario=scenario, network=network))
 
     def __missing__(self, number: int) -> StepRun:
         plan = self._plan if self._adaptation is None else self._adaptation.plan_for(number)
         compiled = compile_step(plan, self._scenario)
-        times = _times(plan, self._scenario, self._network)
+        times = self._times(plan)
         compute = self._scenario.effects.compute
         if compute.jitter > 0:
             factors = jitter_factors(compute.seed, number, compiled.graph.actions, compute.jitter)
@@ -84,7 +86,6 @@ class StepRuns(dict[int, StepRun]):
         return self[number]
 
 
-@lru_cache(maxsize=32)
 def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     """Return the durations of actions and messages in every step of a plan, without the jitter of actions."""
     compiled = compile_step(plan, scenario)

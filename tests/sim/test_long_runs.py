@@ -1,9 +1,12 @@
 """A simulation that writes its events as it goes has the same results."""
 
+import gc
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from planner.runs.event_totals import step_ends_s
 from planner.runs.memory_timeline import memory_timelines
 from planner.scenario.faults import Absence
 from sim import recorder
+from sim.network.network import Network
 from sim.simulator import Simulator
 from tests.helpers.processes.command import COMMAND
 from tests.helpers.strategies.scripted_policy import Scripted
@@ -68,6 +72,25 @@ def test_a_run_written_as_it_goes_has_the_same_results(tmp_path: Path, monkeypat
         other = memory_timelines(written)[name]
         assert line.times_s.tolist() == other.times_s.tolist()
         assert line.held_bytes.tolist() == other.held_bytes.tolist()
+
+
+def test_networks_of_earlier_epochs_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables are large, and a policy that moves layers begins epoch after epoch."""
+    scenario = scenario_with([])
+    plan, rest = stages_on(scenario, [0, 1, 2]), stages_on(scenario, [0, 2])
+    networks: WeakSet[Network] = WeakSet()
+    begin = Network.__init__
+
+    def begin_seen(network: Network, *rest: Any) -> None:
+        networks.add(network)
+        begin(network, *rest)
+
+    monkeypatch.setattr(Network, "__init__", begin_seen)
+    changes = {3 * number: rest if number % 2 else plan for number in range(1, 8)}
+    record = Simulator().run(scenario, plan, Scripted(changes), 24)
+    assert len(record.decisions) > 5
+    gc.collect()
+    assert not networks
 
 
 WEEK_S = 7 * 86_400.0
