@@ -1,11 +1,12 @@
 """Measures what training in regions costs in loss: DiLoCo beside a sum of gradients in every step, at equal samples.
 
-Two ranks of this machine, each a worker with half of the samples, train a small language model of characters. Its loss
-is measured on text that was held out.
+Two ranks of this machine, each a worker with half of the samples, train a small language model of characters; with
+compressed messages, each rank has half of the layers. The loss is measured on text that was held out.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -55,17 +56,23 @@ METHODS: Mapping[str, Synchronisation] = {
 }
 
 
+# Formats of messages between the two stages.
+COMPRESSIONS = ("bf16", "int8")
+
+
 def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> BenchResult:
     """Train by every method with each seed; compare the losses on held-out text with those of synchronous training."""
+    plans: dict[str, Callable[[Scenario], Plan]] = {name: partial(_workers, how) for name, how in METHODS.items()}
+    plans |= {f"two stages, {compression}": partial(_two_stages, compression) for compression in COMPRESSIONS}
     steps, seeds = (_QUICK_STEPS, 1) if quick else (_STEPS, _SEEDS)
     rows: list[Row] = []
     ratios: dict[str, float] = {}
     synchronous: list[float] = []
-    for name, how in METHODS.items():
+    for name, plan_for in plans.items():
         losses, sent_bytes = [], 0.0
         for seed in range(seeds):
             tell(f"{name}: {steps} steps, seed {seed}")
-            loss, sent_bytes = _train(how, seed, steps)
+            loss, sent_bytes = _train(plan_for, seed, steps)
             losses.append(loss)
         synchronous = synchronous or losses
         each = [loss / other for loss, other in zip(losses, synchronous, strict=True)]
@@ -84,18 +91,32 @@ def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> Bench
     )
 
 
-def _train(how: Synchronisation, seed: int, steps: int) -> tuple[float, float]:
-    """Return the loss on held-out text after training, and the bytes sent between the workers."""
+def _train(plan_for: Callable[[Scenario], Plan], seed: int, steps: int) -> tuple[float, float]:
+    """Return the loss on held-out text after training, and the bytes sent between the devices."""
     scenario = character_scenario(seed, steps, _SAMPLES)
+    with scratch_folder() as folder:
+        target = folder / "parameters.safetensors"
+        backend = TorchBackend("real", emulator="none", parameters=target)
+        record = backend.run(scenario, plan_for(scenario), None, steps)
+        return held_out_loss(load_file(target)), measure(record).wan_bytes
+
+
+def _workers(how: Synchronisation, scenario: Scenario) -> Plan:
+    """Return the plan of two workers, each with all layers and half of the samples."""
     stage = (0, len(scenario.model.layers))
     pipelines = tuple(
         Pipeline((Stage(*stage, (Replica(device),), 1),), (_SAMPLES // len(TWO_DEVICES),)) for device in TWO_DEVICES
     )
-    plan = Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
-    with scratch_folder() as folder:
-        target = folder / "parameters.safetensors"
-        record = TorchBackend("real", emulator="none", parameters=target).run(scenario, plan, None, steps)
-        return held_out_loss(load_file(target)), measure(record).wan_bytes
+    return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
+
+
+def _two_stages(compression: str, scenario: Scenario) -> Plan:
+    """Return the plan of one pipeline with half of the layers on each device."""
+    layers, (first, second) = len(scenario.model.layers), TWO_DEVICES
+    stages = Stage(0, layers // 2, (Replica(first),), 2), Stage(layers // 2, layers, (Replica(second),), 1)
+    microbatches = (_SAMPLES // 4,) * 4
+    plan = Plan(scenario.name, scenario.model.name, "by hand", "1f1b", (Pipeline(stages, microbatches),))
+    return replace(plan, compression=compression)
 
 
 def character_scenario(seed: int, steps: int, samples: int) -> Scenario:

@@ -73,11 +73,31 @@ def test_both_backends_move_the_same() -> None:
     )
     first = layered_plan(scenario, [([(2, 1, 2), (5, 2, 1)], [4, 4])])
     second = layered_plan(scenario, [([(1, 1, 3), (3, 1, 2), (5, 2, 1)], [2, 2, 2, 2])])
-    second = replace(second, connections=2)
+    second = replace(second, connections=2, compression="int8")
     real = TorchBackend("paced", emulator="shaper").run(scenario, first, Scripted({1: second, 4: first}), STEPS)
     simulated = Simulator().run(scenario, first, Scripted({1: second, 4: first}), STEPS)
     assert rows(real) == rows(simulated)
     assert any(event.kind is EventKind.MIGRATE for event in real.events)
+
+
+def test_messages_change_their_format_without_moving_a_layer(tmp_path: Path) -> None:
+    scenario = training_scenario(GPT, 2, regions=["a", "b"])
+    plan = placed(scenario, [(2, [1.0]), (len(scenario.model.layers) - 2, [1.0])], [0, 1], [4, 4, 4])
+    policy = Scripted({1: replace(plan, compression="int8"), 4: plan})
+    record = TorchBackend("real", parameters=tmp_path / "parameters.safetensors").run(scenario, plan, policy, STEPS)
+    assert [decision.migration.moves for decision in record.decisions] == [(), ()]
+    sizes = [
+        max(event.size_bytes for event in record.events if event.kind is EventKind.SEND and event.step == step)
+        for step in range(STEPS)
+    ]
+    first, back = (decision.first_step for decision in record.decisions)
+    plain, small = sizes[0], sizes[first]
+    assert small < 0.3 * plain
+    assert sizes == [small if first <= step < back else plain for step in range(STEPS)]
+    expected = train_in_one_process(scenario, STEPS).losses
+    assert record.losses[:first] == pytest.approx(expected[:first], rel=1e-6)
+    assert record.losses == pytest.approx(expected, rel=1e-2)
+    assert record.losses != pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.timeout(120)

@@ -126,6 +126,14 @@ def test_one_more_region_never_lengthens_the_step(scenario: Scenario) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=2, phases=GENERATE)
+@given(st.integers(0, 10**5).map(lambda seed: small_cluster(seed, regions=2)))
+def test_leave_to_compress_never_lengthens_the_step(scenario: Scenario) -> None:
+    free = replace(scenario, training=replace(scenario.training, compressions=("none", "int8")))
+    assert step_s(free) <= GRACE * step_s(scenario)
+
+
+@pytest.mark.slow
+@settings(max_examples=2, phases=GENERATE)
 @given(SCENARIOS)
 def test_twice_as_fast_is_half_as_long(scenario: Scenario) -> None:
     def halved(table: TimeTable) -> TimeTable:
