@@ -39,7 +39,7 @@ class RateTable:
         return replace(self, rates=rates)
 
     def without(self, gaps: Sequence[tuple[float, float]]) -> "RateTable":
-        """Return the table with rate 0 in some times of the run, each from a start to an end in seconds.
+        """Return the table with rate 0 in the ``gaps``, each from a start to an end, seconds of the run.
 
         Repetitions up to the last of these times become pieces of their own, so that the table grows with that time.
         """

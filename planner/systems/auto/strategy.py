@@ -150,9 +150,8 @@ def _search(
         best = min((best, *filter(may_run, _deeper(best, scenario))), key=final_score)
         sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
         best = min((best, *sums), key=final_score)
-    formats = [plan for plan in with_compressions(best, scenario) if is_possible(plan, scenario)]
-    lowest = min(map(final_score, formats), default=inf)
-    best = next((plan for plan in formats if final_score(plan) <= _ROUNDED * lowest), best)
+    if len(scenario.training.compressions) > 1:
+        best = _least_rounded(best, scenario, final_score)
     if final_score(best) == inf:
         raise InputError(
             "no plan keeps within the limits of the objective: "
@@ -161,6 +160,13 @@ def _search(
             valid="give a larger budget (dollars per hour), a lower rate (samples per second), or more devices",
         )
     return replace(best, strategy=_NAME), near
+
+
+def _least_rounded(plan: Plan, scenario: Scenario, score: CostModel) -> Plan:
+    """Return the plan with the first compression of the scenario whose score is hardly above the lowest one."""
+    formats = [each for each in with_compressions(plan, scenario) if each == plan or is_possible(each, scenario)]
+    lowest = min(map(score, formats), default=inf)
+    return next((each for each in formats if score(each) <= _ROUNDED * lowest), plan)
 
 
 def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Iterator[Plan]:
