@@ -331,7 +331,7 @@ class Session:
             transport,
             context.compute,
             context.clock,
-            config.wire(plan),
+            config.wire,
             self._rows if config.leads(plan) else PartnerRows(context.file, publisher),
             self._updates,
             note_loss,

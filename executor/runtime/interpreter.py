@@ -74,7 +74,7 @@ class Interpreter:
     _transport: Transport
     _compute: Compute
     _clock: RunClock
-    _wire: Wire
+    _wire: Callable[[Plan], Wire]
     _recorder: EventRecorder
     _updates: Updates | None
     _finished: Callable[[int, float], None]
@@ -220,11 +220,12 @@ class Interpreter:
         self, current: StepProgram, work: Work, posted: PostedStep, idle_since_s: float
     ) -> tuple[list[torch.Tensor], float]:
         """Wait for the inputs of an action; return their payloads, and the run second at which all were ready."""
+        wire = self._wire(current.plan)
         inputs, arrived_s = [], float("-inf")
         for transfer in work.receives:
             handle, take = posted.transfers.pop(transfer)
             payload, ready_s = take()
-            inputs.append(self._wire.unpack(transfer, self._staging.copies.adopt(payload)))
+            inputs.append(wire.unpack(transfer, self._staging.copies.adopt(payload)))
             event = partial(current.program.transfer_event, EventKind.RECEIVE, current.step, transfer)
             self._recorder.arrived(event, idle_since_s, handle.arrived_s)
             arrived_s = max(arrived_s, ready_s)
@@ -232,7 +233,7 @@ class Interpreter:
 
     def _send(self, current: StepProgram, transfer: Transfer, payload: torch.Tensor, start_s: float) -> None:
         event = partial(current.program.transfer_event, EventKind.SEND, current.step, transfer)
-        packed = self._wire.pack(transfer, payload)
+        packed = self._wire(current.plan).pack(transfer, payload)
         assert packed.numel() == transfer.size_bytes, (transfer, packed.numel())
         release = self._recorder.hold(current.step)
 

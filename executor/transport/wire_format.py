@@ -7,8 +7,8 @@ import torch
 from executor.core.step_program import Transfer
 from planner.cost.network import wire_bytes
 from planner.plan.actions import Kind
-from planner.plan.plan import COMPRESSIONS
 from planner.scenario.cluster import Cluster
+from planner.scenario.training import COMPRESSIONS
 from traces.common.errors import InputError
 
 # With int8 a value is a whole number from -127 to 127 times the scale of its sample.
@@ -28,7 +28,7 @@ def pack(compression: str, values: torch.Tensor, samples: int) -> torch.Tensor:
       may become zero.
 
     Args:
-        compression: One of `planner.plan.plan.COMPRESSIONS`.
+        compression: One of `planner.scenario.training.COMPRESSIONS`.
         values: A tensor of any shape and floating-point type; the values of a sample are contiguous, and samples are
             equally large.
         samples: Number of samples, at least 1.
@@ -177,7 +177,7 @@ class CompressedWire:
     gloo would abort the receiving process if a message were larger than its posted receive.
 
     Args:
-        compression: One of `planner.plan.plan.COMPRESSIONS`.
+        compression: One of `planner.scenario.training.COMPRESSIONS`.
         cluster: The cluster, whose regions determine which messages are compressed.
         dtype: Type of the numbers in payloads.
     """

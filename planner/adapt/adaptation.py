@@ -16,7 +16,7 @@ from traces.common.errors import InputError, RunError
 
 # Fields of a plan that may change from step to step while devices run on, if each device keeps its layers. A change of
 # any other field needs a new set-up: all devices finish the previous step, and connections are made anew.
-_CHANGEABLE = ("strategy", "schedule", "order", "pipelines", "noise_scale")
+_CHANGEABLE = ("strategy", "schedule", "order", "pipelines", "compression", "noise_scale")
 
 # The estimator of the noise scale, a key of `planner.adapt.gradient_noise.ESTIMATORS`, by which policies see it.
 NOISE_ESTIMATOR = "minimum-variance"

@@ -10,9 +10,10 @@ from planner.check.orders import check_orders
 from planner.check.outer_step import check_syncers
 from planner.check.paths import check_paths, check_synchronisation
 from planner.check.stages import check_devices, check_layers, check_microbatches, check_placement
-from planner.plan.plan import COMPRESSIONS, EXPLICIT, ORDERS, Plan
+from planner.plan.plan import EXPLICIT, ORDERS, Plan
 from planner.scenario.faults import LinkOutage, find_overlap, place_of
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import COMPRESSIONS
 from planner.schedules import SCHEDULES
 from traces.common.errors import InputError, find_by_name
 

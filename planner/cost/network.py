@@ -154,8 +154,8 @@ _FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int
 def wire_bytes(compression: str, samples: int, sample_bytes: int, number_bytes: int) -> int:
     """Return the bytes on the wire of an activation or its gradient of ``samples`` samples.
 
-    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`. Without compression, a sample has ``sample_bytes`` bytes
-    in numbers of ``number_bytes`` (`planner.scenario.training.Precision`); with it, a fraction of a number counts as a
+    ``compression`` is one of `planner.scenario.training.COMPRESSIONS`. Without compression, a sample has
+    ``sample_bytes`` bytes in numbers of ``number_bytes`` (`planner.scenario.training.Precision`); with it, a fraction of a number counts as a
     whole one.
     """
     if compression == "none":

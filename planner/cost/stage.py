@@ -81,7 +81,7 @@ def scheduling_problems(plan: Plan, scenario: Scenario) -> tuple[SchedulingProbl
 def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str = "none") -> SchedulingProblem:
     """Return one pipeline as a scheduling problem, in which a stage takes the time of its slowest replica.
 
-    ``compression`` is one of `planner.plan.plan.COMPRESSIONS`.
+    ``compression`` is one of `planner.scenario.training.COMPRESSIONS`.
     """
     sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
     times = np.array(

@@ -10,9 +10,10 @@ from planner.cost.parameter_memory import FRAMEWORKS, parameter_memory
 from planner.files.documents import Document
 from planner.files.parsing import NotNegative, Number, Part, Positive, Seed, file_entry, parse
 from planner.plan.outer_step import OUTER_COMPRESSIONS
-from planner.plan.plan import COMPRESSIONS, METHODS
+from planner.plan.plan import METHODS
 from planner.scenario.convergence import SHAPE, TERMS, LossLaw
 from planner.scenario.training import (
+    COMPRESSIONS,
     DEFAULT_PRECISION,
     PRECISIONS,
     RATE_RULES,
@@ -161,9 +162,7 @@ class TrainingEntry:
     bytes_per_parameter: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
     framework: Annotated[str, WithJsonSchema({"enum": list(FRAMEWORKS)})] | None = None
     convergence: str | None = None
-    compressions: Annotated[
-        tuple[Annotated[str, WithJsonSchema({"enum": list(COMPRESSIONS)})], ...], Field(min_length=1, max_length=3)
-    ] = ("none",)
+    compressions: tuple[Annotated[str, WithJsonSchema({"enum": list(COMPRESSIONS)})], ...] = ("none",)
 
 
 CONVERGENCE_VERSION = 1
@@ -288,8 +287,6 @@ def read_training(part: Part) -> Training:
     """Return the training that a part of a scenario describes; raise an InputError for the first mistake."""
     entry = part.parse(TrainingEntry)
     find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
-    for place, name in enumerate(entry.compressions):
-        find_by_name(name, dict.fromkeys(COMPRESSIONS), "compression", where=part.where("compressions", str(place)))
     try:
         schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
     except InputError as error:
@@ -311,7 +308,10 @@ def read_training(part: Part) -> Training:
     given = {key: each for key, each in asdict(entry).items() if key != "framework"}
     law = None if entry.convergence is None else _read_law(entry.convergence, part)
     read = {"optimizer": optimizer, "data": data, "batch": limits, "convergence": law}
-    training = Training(**{**given, **read, **framework})
+    try:
+        training = Training(**{**given, **read, **framework})
+    except InputError as error:
+        raise InputError(error.problem, part.where(error.where), error.valid) from None
     try:
         parameter_memory(training)
     except InputError as error:

@@ -167,10 +167,6 @@ METHODS = ("allreduce", "asgd", "asgd-ga", "ma", "diloco", "diloco-streaming", D
 OUTER_METHODS = ("diloco", "diloco-streaming", DECOUPLED)
 ALGORITHMS = ("ring", "tree", "hierarchical")
 
-# Formats of activations and their gradients on the way between stages in different regions: unchanged, bfloat16, or
-# 8-bit integers with one float32 scale for each sample.
-COMPRESSIONS = ("none", "bf16", "int8")
-
 # Name of the schedule of a plan whose pipelines list their actions in `Pipeline.orders`.
 EXPLICIT = "explicit"
 
@@ -192,7 +188,7 @@ class Plan:
         order: Order of actions, one of `ORDERS`; with ``dynamic``, the schedule only decides whether B is split.
         synchronisation: How copies of the same layer on several devices are kept consistent.
         connections: Number of TCP connections between each pair of communicating devices in different regions.
-        compression: Format of transfers between regions, one of `COMPRESSIONS`.
+        compression: Format of transfers between regions, one of `planner.scenario.training.COMPRESSIONS`.
         noise_scale: Gradient noise scale for which the global batch was chosen, samples, by which the learning rate may
             follow the batch (`planner.scenario.training.rate_factor`); None if it is unknown.
         version: Version of the plan file format.

@@ -58,6 +58,10 @@ PRECISIONS: Mapping[str, Precision] = {
     "fp8": Precision("fp8", 2, 2),
 }
 
+# Formats of activations and their gradients on the way between stages in different regions: unchanged, bfloat16, or
+# 8-bit integers with one float32 scale for each sample.
+COMPRESSIONS = ("none", "bf16", "int8")
+
 # The precision of training, and of measured costs of models, where a file states none.
 DEFAULT_PRECISION = "fp32"
 
@@ -283,11 +287,12 @@ class Training:
             for those of ``framework``. The tensors of a run do not depend on them.
         framework: The framework whose rule gives these bytes, one of `planner.cost.parameter_memory.FRAMEWORKS`.
         convergence: How the loss of this task falls by methods of synchronisation; None if it was never measured.
-        compressions: Formats of `planner.plan.plan.COMPRESSIONS` in which strategy and policy ``auto`` may let messages
+        compressions: Formats, of `COMPRESSIONS`, in which strategy and policy ``auto`` may let messages
             between stages in different regions be sent.
 
     Raises:
-        InputError: The precision is unknown, or a step has no samples.
+        InputError: The precision or a compression is unknown, no compression is given or one twice, or a step has no
+            samples.
     """
 
     global_batch: int
@@ -306,6 +311,11 @@ class Training:
 
     def __post_init__(self) -> None:
         find_by_name(self.precision, PRECISIONS, "precision", where="precision")
+        for name in self.compressions:
+            find_by_name(name, dict.fromkeys(COMPRESSIONS), "compression", where="compressions")
+        if not 0 < len(self.compressions) == len(set(self.compressions)):
+            given = ", ".join(self.compressions) or "nothing"
+            raise InputError(f"{given} is no list of formats", "compressions", "give at least one, and none twice")
         if self.global_batch < 1:
             raise InputError(f"{self.global_batch} samples are no batch", "global_batch", "give 1 or more")
 

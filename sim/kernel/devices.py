@@ -10,8 +10,6 @@ from planner.scenario.scenario import Scenario
 from sim.kernel.advance import Devices
 from sim.kernel.piecewise import RateTable, join_tables
 
-_FULL_SPEED = RateTable((0.0,), (1.0,))
-
 
 def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices:
     """Return clocks, speeds and absences of all actors at the start of a run."""
@@ -19,8 +17,9 @@ def make_devices(groups: Sequence[Sequence[str]], scenario: Scenario) -> Devices
     numbers, absences = [], []
     for group in groups:
         speed = _speed(group, scenario)
-        numbers.append(-1 if speed == _FULL_SPEED else len(tables))
-        if speed != _FULL_SPEED:
+        is_full = np.array_equal(speed.rates, [1.0])
+        numbers.append(-1 if is_full else len(tables))
+        if not is_full:
             tables.append(speed)
         absences.append(_absences(group, scenario))
     return Devices(

@@ -57,7 +57,7 @@ METHODS: Mapping[str, Synchronisation] = {
 
 
 # Formats of messages between the two stages.
-COMPRESSIONS = ("bf16", "int8")
+COMPRESSIONS = ("none", "bf16", "int8")
 
 
 def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> BenchResult:

@@ -96,9 +96,10 @@ QUICK_DURATION_S = 600.0
 WINDOW_S = 10.0
 
 # Bars: the least gain, the least mean gain against the start of a user who knows one minute, and for cases in which
-# changes could gain `WORTHWHILE` or more, the least mean gain and the least share of the possible gain, in the median.
+# changes could gain `WORTHWHILE` or more, their least number, the least mean gain and the least share of the possible
+# gain, in the median.
 LEAST_GAIN, LEAST_GAIN_OF_USERS = 0.98, 1.25
-WORTHWHILE, LEAST_WORTHWHILE_GAIN, LEAST_SHARE = 1.15, 1.10, 0.5
+WORTHWHILE, FEWEST_WORTHWHILE, LEAST_WORTHWHILE_GAIN, LEAST_SHARE = 1.15, 3, 1.10, 0.5
 
 # Most starting plans of a case that are simulated; the evaluator chooses them.
 _MOST_STARTS = 3
@@ -147,11 +148,12 @@ def checks(half: str, rows: Sequence[Row]) -> list[Check]:
         at_least(f"{half}: auto / users' start, mean", _mean(rows, "users_gain"), LEAST_GAIN_OF_USERS),
     ]
     worthwhile = [row for row in rows if float(row["possible_gain"]) >= WORTHWHILE]
+    named = f"{half}, possible gain of {WORTHWHILE:g} or more"
+    found.append(at_least(f"{named}: cases", len(worthwhile), FEWEST_WORTHWHILE))
     if worthwhile:
         shares = [(float(row["auto_gain"]) - 1) / (float(row["possible_gain"]) - 1) for row in worthwhile]
-        cases_ = f"{half}, {len(worthwhile)} cases with a possible gain of {WORTHWHILE:g}"
-        found.append(at_least(f"{cases_}: auto / none, mean", _mean(worthwhile, "auto_gain"), LEAST_WORTHWHILE_GAIN))
-        found.append(at_least(f"{cases_}: share of it, median", median(shares), LEAST_SHARE))
+        found.append(at_least(f"{named}: auto / none, mean", _mean(worthwhile, "auto_gain"), LEAST_WORTHWHILE_GAIN))
+        found.append(at_least(f"{named}: share of it, median", median(shares), LEAST_SHARE))
     return found
 
 

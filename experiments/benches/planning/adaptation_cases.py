@@ -28,7 +28,7 @@ _SMALL_KIND = "jetson-xavier-nx"
 
 @dataclass(frozen=True, slots=True)
 class AdaptationCase:
-    """One hour of a scenario with a pair of traces; ``scenario`` has both and is called as the case is."""
+    """A scenario with a pair of traces of one half on its links between regions."""
 
     half: str
     pair: TracePair

@@ -8,7 +8,7 @@ equivalent pipelines and adds the gradient sums in closed form.
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from planner.cost.network import nominal_path
+from planner.cost.network import message_bytes, nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -82,9 +82,11 @@ def traffic_price(plan: Plan, scenario: Scenario) -> float:
     price = 0.0
     for pipeline in plan.pipelines:
         for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-            size_bytes = pipeline.samples * scenario.model.layers[left.end_layer - 1].output_bytes
+            sample_bytes = scenario.model.layers[left.end_layer - 1].output_bytes
             for one, other in ((left, right), (right, left)):
-                links = scenario.cluster.path(one.replicas[0].device, other.replicas[0].device)
+                pair = one.replicas[0].device, other.replicas[0].device
+                size_bytes = message_bytes(scenario, plan.compression, *pair, pipeline.samples, sample_bytes)
+                links = scenario.cluster.path(*pair)
                 price += size_bytes / 1e9 * sum(link.price_per_gb for link in links)
     return price
 

@@ -5,8 +5,9 @@ Every step adds a sample to the forecast of each link that it used (`planner.sys
 portfolio (`planner.systems.auto.portfolio`) at the forecast rates. It searches for a new plan only at link rates that
 no earlier search has used.
 
-A change that moves no layers (other depths, microbatches or orders) costs nothing, and is made if it saves
-`LEAST_GAIN`. A change that moves layers must fulfil two more conditions, which limit the loss by wrong predictions:
+A change that moves no layers (other depths, microbatches, orders or another format of messages) costs nothing, and is
+made if it saves `LEAST_GAIN`. A change that moves layers must fulfil two more conditions, which limit the loss by wrong
+predictions:
 
 - The time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move.
 - The time that it would have saved since the regime began is at least the time of the move.
@@ -20,6 +21,7 @@ A regime is the time between two changes of a link's mean rate. Links that the p
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +52,10 @@ STATES = 12
 # Shares of a step's time that a change must save: if no layers move; if layers move and the new plan has run before;
 # and if layers move and it has not, since its predicted time may be wrong by as much (docs/systems/auto.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
+
+# Share of a step's time by which the step may get longer if its messages are rounded less. It is below `LEAST_GAIN`, so
+# that the format of messages does not change to and fro.
+LEAST_ROUNDED = 0.005
 
 # Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
 SLOW = 1 / 2
@@ -145,7 +151,7 @@ class AutoPolicy:
             return None
         self._reviewed_s = self._elapsed_s
         self._cover(away)
-        return self._better(plan, plan, away) or self._probe(plan, away)
+        return self._better(plan, plan, away) or self._less_rounded(plan) or self._probe(plan, away)
 
     def _learn(self, observation: Observation) -> bool:
         """Add a step to the forecasts and the prediction bias; return whether a new regime of some link begins."""
@@ -270,6 +276,13 @@ class AutoPolicy:
             if net_s > best_s:
                 best, best_s = other, net_s
         return self._soonest(plan, paying_s, paying_s[best]) if best is not None else None
+
+    def _less_rounded(self, plan: Plan) -> Plan | None:
+        """Return the plan with an earlier compression of the scenario that is nearly as fast; None without one."""
+        formats, own_s = self._scenario.training.compressions, self._step_s(plan)
+        earlier = formats[: formats.index(plan.compression)] if plan.compression in formats else ()
+        others = (replace(plan, compression=each) for each in earlier)
+        return next((each for each in others if self._step_s(each) <= (1 + LEAST_ROUNDED) * own_s), None)
 
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.

@@ -176,7 +176,11 @@ def candidates(scenario: Scenario, without: frozenset[str] = frozenset()) -> Ite
     """
     first, *_ = compressions = scenario.training.compressions
     for compression in compressions:
-        for plan in _uncompressed(as_if_compressed(scenario, compression), without):
+        faster = as_if_compressed(scenario, compression)
+        if compression != first and faster is scenario:
+            # Messages do not get smaller.
+            continue
+        for plan in _uncompressed(faster, without):
             if compression == first or crosses_regions(plan, scenario):
                 yield replace(plan, compression=compression)
 

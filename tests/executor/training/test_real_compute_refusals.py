@@ -10,8 +10,8 @@ from executor.training.models.loading import check_model
 from executor.transport.wire_format import CompressedWire
 from planner.cost.network import wire_bytes
 from planner.plan.actions import Kind
-from planner.plan.plan import COMPRESSIONS
 from planner.scenario.scenario import ModelCode
+from planner.scenario.training import COMPRESSIONS
 from tests.helpers.processes.training import training_scenario
 from tests.helpers.scenarios.builders import mesh_scenario
 from traces.common.errors import InputError

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from executor.transport.wire_format import pack, unpack
 from planner.cost.network import wire_bytes
-from planner.plan.plan import COMPRESSIONS
+from planner.scenario.training import COMPRESSIONS
 
 MOST = torch.finfo(torch.float32).max
 TINY = torch.finfo(torch.float32).tiny

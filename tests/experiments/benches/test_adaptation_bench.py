@@ -80,7 +80,7 @@ def test_a_row_holds_what_was_run() -> None:
     assert float(row["auto_gain"]) == pytest.approx(1.0, abs=0.02)
     assert float(row["possible_gain"]) == pytest.approx(1.0, abs=0.02)
     assert float(row["none_per_s"]) >= float(row["users_per_s"])
-    assert [check.holds for check in checks(DEVELOP, [row])] == [True, False]
+    assert [check.holds for check in checks(DEVELOP, [row])] == [True, False, False]
 
 
 def test_shares_are_of_the_cases_that_have_something_to_gain() -> None:
@@ -89,7 +89,8 @@ def test_shares_are_of_the_cases_that_have_something_to_gain() -> None:
         {"auto_gain": 1.21, "possible_gain": 1.6, "users_gain": 1.5},
         {"auto_gain": 0.97, "possible_gain": 1.1, "users_gain": 1.5},
     ]
-    least, users, mean, share = checks(HELD_OUT, rows)
+    least, users, count, mean, share = checks(HELD_OUT, rows)
+    assert (count.value, count.holds) == (2, False)
     assert (least.value, least.holds) == (0.97, False)
     assert users.value == pytest.approx(1.5)
     assert mean.value == pytest.approx((1.1 * 1.21) ** 0.5)

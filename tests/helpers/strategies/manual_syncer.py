@@ -132,5 +132,5 @@ class ManualWorkers:
         updates = DecoupledUpdates(
             self._plan, self._scenario, device, self.next[w], joins, links, transport, compute, self.clock, rows, {}
         )
-        common = (self._scenario, transport, compute, self.clock, UncheckedWire(), rows, updates)
+        common = (self._scenario, transport, compute, self.clock, lambda plan: UncheckedWire(), rows, updates)
         return Interpreter(*common, lambda *_: None)

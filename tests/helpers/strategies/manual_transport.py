@@ -154,7 +154,16 @@ class Pipelines:
                 updates = PipelineUpdates(plan, edges, device, exchanges, *common)
             self.computes.append(compute)
             self.interpreters.append(
-                Interpreter(scenario, transport, compute, self.clock, UncheckedWire(), rows, updates, lambda *_: None)
+                Interpreter(
+                    scenario,
+                    transport,
+                    compute,
+                    self.clock,
+                    lambda plan: UncheckedWire(),
+                    rows,
+                    updates,
+                    lambda *_: None,
+                )
             )
 
     def step(self, p: int) -> None:

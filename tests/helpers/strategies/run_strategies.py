@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.plan.plan import ALGORITHMS, COMPRESSIONS, Plan, Synchronisation
+from planner.plan.plan import ALGORITHMS, Plan, Synchronisation
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.effects import ComputeEffects, Effects, NetworkEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import COMPRESSIONS
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from traces.trace import LinkTrace
 

@@ -23,7 +23,7 @@ def running() -> tuple[Scenario, Plan]:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("synchronisation", Synchronisation("asgd", staleness_bound=3)), ("connections", 2), ("compression", "int8")],
+    [("synchronisation", Synchronisation("asgd", staleness_bound=3)), ("connections", 2)],
 )
 def test_what_is_set_up_once_stays_where_nobody_waits(field: str, value: object) -> None:
     scenario, synchronous = running()
@@ -64,7 +64,7 @@ def test_replicas_come_and_go_where_nobody_waits_but_the_first_one_stays() -> No
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("synchronisation", Synchronisation(bucket_bytes=1000)), ("connections", 2), ("compression", "int8")],
+    [("synchronisation", Synchronisation(bucket_bytes=1000)), ("connections", 2)],
 )
 def test_what_is_set_up_anew_though_nothing_moves(field: str, value: object) -> None:
     scenario, plan = running()
@@ -91,6 +91,7 @@ def test_what_each_step_may_have_for_itself() -> None:
         schedule="gpipe" if plan.schedule != "gpipe" else "1f1b",
         order="dynamic",
         pipelines=tuple(changed),
+        compression="int8",
     )
     adaptation = Adaptation(Scripted({0: other}), plan, scenario)
     assert adaptation.finish_step(0, []) is not None

@@ -10,11 +10,12 @@ from planner.check.memory import microbatches_held
 from planner.check.stages import check_placement
 from planner.plan.actions import parse_action
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import COMPRESSIONS, Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster
 from planner.scenario.effects import ComputeEffects, Effects, MemoryEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Fault, Hang, LinkOutage
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import COMPRESSIONS
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.common.errors import InputError
 

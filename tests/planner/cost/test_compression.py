@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from planner.cost.network import wire_bytes
 from planner.cost.stage import scheduling_problem
 from planner.events.event import SYNC_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.plan.plan import COMPRESSIONS, Plan
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import COMPRESSIONS
 from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
 from sim.simulator import Simulator

@@ -14,7 +14,7 @@ from planner.scenario.scenario import Scenario, ends_of, with_better_links
 
 
 def with_compressions(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Yield a plan with each allowed compression, in the scenario's order; only with the first if it makes no odds."""
+    """Yield a plan with each allowed compression, in the scenario's order; only the first if it crosses no region."""
     first, *others = scenario.training.compressions
     yield replace(plan, compression=first)
     if crosses_regions(plan, scenario):

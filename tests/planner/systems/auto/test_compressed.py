@@ -5,12 +5,17 @@ from dataclasses import replace
 import pytest
 
 from experiments.runs.scenario import choose_scenario
-from planner.plan.plan import COMPRESSIONS
-from planner.scenario.scenario import Scenario
+from planner.scenario.cluster import Cluster, Link
+from planner.scenario.scenario import Scenario, with_better_links
+from planner.scenario.training import COMPRESSIONS
 from planner.systems.auto.candidates.compressed import as_if_compressed, with_compressions
-from planner.systems.auto.objective import contended_step_time_s
+from planner.systems.auto.objective import contended_step_time_s, traffic_price
+from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import Portfolio, searched
 from planner.systems.auto.strategy import auto
+from sim.simulator import Simulator
+from traces.common.errors import InputError
+from traces.trace import LinkTrace
 
 
 def allowing(scenario: Scenario, *compressions: str, precision: str = "fp32") -> Scenario:
@@ -27,10 +32,47 @@ def test_smaller_messages_are_chosen_where_they_shorten_the_step() -> None:
     assert contended_step_time_s(compressed, SITES) < 0.95 * contended_step_time_s(plain, SITES)
 
 
-@pytest.mark.parametrize("name", ["two-regions", "cloud-edge-end-small"])
-def test_numbers_stay_as_they_are_where_rounding_gains_nothing(name: str) -> None:
-    scenario = choose_scenario(name)
-    assert auto(allowing(scenario, *COMPRESSIONS)) == auto(scenario)
+def test_numbers_stay_as_they_are_where_rounding_gains_less_than_a_hundredth() -> None:
+    quick = with_better_links(SITES, 40)
+    plan = auto(allowing(quick, *COMPRESSIONS))
+    assert (plan.compression, len(plan.devices)) == ("none", 4)
+    rounded = replace(plan, compression="int8")
+    assert 0.99 < contended_step_time_s(rounded, quick) / contended_step_time_s(plan, quick) < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "nothing is no"),
+        (("int9",), "unknown compression 'int9'"),
+        (("int8", "int8"), "int8, int8 is no"),
+    ],
+)
+def test_a_list_of_formats_names_each_once(given: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        allowing(SITES, *given)
+
+
+def test_smaller_messages_cost_less() -> None:
+    plan, links = auto(SITES), tuple(replace(link, price_per_gb=0.02) for link in SITES.cluster.links)
+    dear = replace(SITES, cluster=Cluster(SITES.cluster.devices, links))
+    rounded = replace(plan, compression="int8")
+    assert traffic_price(rounded, dear) == pytest.approx(traffic_price(plan, dear) / 4, rel=1e-3)
+
+
+def test_the_policy_goes_back_when_the_links_recover() -> None:
+    fast = with_better_links(SITES, 40)
+
+    def falling(link: Link) -> Link:
+        rates_bps = [link.bandwidth_bps / (80 if slow else 1) for slow in (False, True, False)]
+        return replace(link, trace=LinkTrace([0.0, 100.0, 200.0], rates_bps, 3600.0))
+
+    links = tuple(map(falling, fast.cluster.links))
+    scenario = allowing(replace(fast, cluster=Cluster(fast.cluster.devices, links)), "none", "int8")
+    record = Simulator(duration_s=500.0).run(scenario, auto(fast), AutoPolicy(scenario), 10**6)
+    used = [decision.plan.compression for decision in record.decisions]
+    assert "int8" in used
+    assert used[-1] == "none"
 
 
 def test_a_format_that_is_the_only_one_is_used() -> None:
