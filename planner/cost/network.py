@@ -155,8 +155,8 @@ def wire_bytes(compression: str, samples: int, sample_bytes: int, number_bytes: 
     """Return the bytes on the wire of an activation or its gradient of ``samples`` samples.
 
     ``compression`` is one of `planner.scenario.training.COMPRESSIONS`. Without compression, a sample has
-    ``sample_bytes`` bytes in numbers of ``number_bytes`` (`planner.scenario.training.Precision`); with it, a fraction of a number counts as a
-    whole one.
+    ``sample_bytes`` bytes in numbers of ``number_bytes`` (`planner.scenario.training.Precision`); with it, a fraction
+    of a number counts as a whole one.
     """
     if compression == "none":
         return samples * sample_bytes
