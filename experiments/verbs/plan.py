@@ -203,5 +203,7 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
             )
             layers = f"layers {stage.first_layer} to {stage.end_layer - 1}"
             lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")
+    if plan.compression != "none":
+        lines.append(f"messages between regions: {plan.compression}")
     lines.append(f"one step on steady links: {number_text(contended_step_time_s(plan, scenario))} s")
     return "\n".join(lines)

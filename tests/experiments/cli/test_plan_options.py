@@ -65,6 +65,16 @@ def test_a_rate_that_one_device_does_not_reach_takes_both(scenario: Path, tmp_pa
     assert set(devices_of(tmp_path, scenario, "--objective", "cost", "--rate", rate)) == {"left", "right"}
 
 
+def test_messages_are_rounded_only_where_the_scenario_allows_it(scenario: Path, tmp_path: Path) -> None:
+    said = "messages between regions: int8"
+    slow = scenario.read_text().replace("1 Gbit/s", "20 Mbit/s")
+    scenario.write_text(slow)
+    assert said not in succeed(scenario, "--strategy", "auto")
+    scenario.write_text(slow.replace("global_batch: 8", "global_batch: 8, compressions: [none, int8]"))
+    assert said in succeed(scenario, "--strategy", "auto", "-o", tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").compression == "int8"
+
+
 def test_json_stays_the_plan_unless_its_explanation_is_asked_for(scenario: Path) -> None:
     asked = (scenario, "--strategy", "megatron")
     plan = json.loads(succeed(*asked, "--json"))

@@ -381,6 +381,16 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "model:\n  precision: fp23\n",
         ("21: model.precision", "unknown precision 'fp23'", "did you mean", "valid: fp32, tf32, bf16, fp16, fp8"),
     ),
+    "unknown format of messages": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  compressions: [none, int9]",
+        ("36: training.compressions", "unknown compression 'int9'", "did you mean 'int8'?"),
+    ),
+    "no format of messages": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  compressions: []",
+        ("36: training.compressions", "nothing is no list of formats", "give at least one"),
+    ),
     "no bytes for a parameter": (
         "  global_batch: 32",
         "  global_batch: 32\n  bytes_per_parameter: 0",
