@@ -1,10 +1,12 @@
 """Tests of plans whose messages between regions may be compressed."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from experiments.runs.scenario import choose_scenario
+from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario, with_better_links, within_regions
 from planner.systems.auto.candidates.compressed import as_if_compressed, with_compressions
@@ -24,8 +26,13 @@ def allowing(scenario: Scenario, *compressions: str, precision: str = "fp32") ->
 SITES = choose_scenario("four-sites")
 
 
+@cache
+def plain_plan() -> Plan:
+    return auto(SITES)
+
+
 def test_smaller_messages_are_chosen_where_they_shorten_the_step() -> None:
-    plain, free = auto(SITES), allowing(SITES, "none", "int8")
+    plain, free = plain_plan(), allowing(SITES, "none", "int8")
     compressed = auto(free)
     assert (plain.compression, compressed.compression) == ("none", "int8")
     assert contended_step_time_s(compressed, SITES) < 0.95 * contended_step_time_s(plain, SITES)
@@ -53,7 +60,7 @@ def test_a_list_of_formats_names_each_once(given: tuple[str, ...], message: str)
 
 
 def test_smaller_messages_cost_less() -> None:
-    plan, links = auto(SITES), tuple(replace(link, price_per_gb=0.02) for link in SITES.cluster.links)
+    plan, links = plain_plan(), tuple(replace(link, price_per_gb=0.02) for link in SITES.cluster.links)
     dear = replace(SITES, cluster=Cluster(SITES.cluster.devices, links))
     rounded = replace(plan, compression="int8")
     assert traffic_price(rounded, dear) == pytest.approx(traffic_price(plan, dear) / 4, rel=1e-3)
@@ -91,7 +98,7 @@ def test_only_links_between_regions_are_taken_for_faster() -> None:
 
 def test_the_portfolio_can_change_the_compression_alone() -> None:
     free = allowing(SITES, "none", "int8")
-    portfolio, plan = Portfolio(free, searched), auto(SITES)
+    portfolio, plan = Portfolio(free, searched), plain_plan()
     portfolio.add(plan)
     assert set(with_compressions(plan, free)) <= set(portfolio.plans())
     assert {each.compression for each in portfolio.plans()} == {"none", "int8"}
