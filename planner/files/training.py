@@ -286,7 +286,6 @@ _MOST_MICROBATCHES = 20_000
 def read_training(part: Part) -> Training:
     """Return the training that a part of a scenario describes; raise an InputError for the first mistake."""
     entry = part.parse(TrainingEntry)
-    find_by_name(entry.precision, PRECISIONS, "precision", where=part.where("precision"))
     try:
         schedule = LearningRateSchedule(**asdict(entry.optimizer.schedule))
     except InputError as error:

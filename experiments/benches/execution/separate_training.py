@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from experiments.benches.cases import TWO_DEVICES, trained_scenario
+from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.benches.simulation.predicted import profile_of
 from experiments.models.characters import build
@@ -24,7 +24,7 @@ from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
-from planner.scenario.training import LearningRateSchedule, Optimizer
+from planner.scenario.training import COMPRESSIONS, LearningRateSchedule, Optimizer
 from traces.common.atomic import scratch_folder
 
 MODEL_FILE = Path(__file__).parents[2] / "models" / "characters.py"
@@ -54,10 +54,6 @@ METHODS: Mapping[str, Synchronisation] = {
         outer=OuterStep(learning_rate=1.0, momentum=0.0, compression="int4", density=0.02, feedback=0.95),
     ),
 }
-
-
-# Formats of messages between the two stages.
-COMPRESSIONS = ("none", "bf16", "int8")
 
 
 def measure_separate_training(quick: bool, tell: Callable[[str], None]) -> BenchResult:
@@ -112,10 +108,7 @@ def _workers(how: Synchronisation, scenario: Scenario) -> Plan:
 
 def _two_stages(compression: str, scenario: Scenario) -> Plan:
     """Return the plan of one pipeline with half of the layers on each device."""
-    layers, (first, second) = len(scenario.model.layers), TWO_DEVICES
-    stages = Stage(0, layers // 2, (Replica(first),), 2), Stage(layers // 2, layers, (Replica(second),), 1)
-    microbatches = (_SAMPLES // 4,) * 4
-    plan = Plan(scenario.name, scenario.model.name, "by hand", "1f1b", (Pipeline(stages, microbatches),))
+    plan = two_stage_plan(scenario, "1f1b", (_SAMPLES // 4,) * 4, (2, 1), "scheduled")
     return replace(plan, compression=compression)
 
 

@@ -166,16 +166,16 @@ def measure_case(case: AdaptationCase, duration_s: float) -> Row:
     """Simulate one case for ``duration_s`` seconds without a policy and with each policy; return its row."""
     scenario = case.scenario
     users = searched_once(_uncompressed(in_window(scenario, 0.0, FIRST_MINUTE_S)))[0]
-    users_per_s = _samples_per_s(_run(scenario, users, None, duration_s))
     starts = _starts(scenario, duration_s)
-    static_per_s = {plan: _samples_per_s(_run(scenario, plan, None, duration_s)) for plan in starts}
-    start = max(static_per_s, key=lambda plan: static_per_s[plan])
+    static = dict.fromkeys((users, *starts))
+    static_per_s = {plan: _samples_per_s(_run(scenario, plan, None, duration_s)) for plan in static}
+    start = max(starts, key=lambda plan: static_per_s[plan])
     deepcee = _run(scenario, start, DeepceePolicy(scenario), duration_s)
     policy = AutoPolicy(scenario, searched_once)
     adapted = _run(scenario, start, policy, duration_s)
     changes = [decision.plan for decision in (*deepcee.decisions, *adapted.decisions)]
     plans = list(dict.fromkeys((start, *starts, *policy.portfolio.plans(), *changes)))
-    none_per_s, auto_per_s = static_per_s[start], _samples_per_s(adapted)
+    users_per_s, none_per_s, auto_per_s = static_per_s[users], static_per_s[start], _samples_per_s(adapted)
     return {
         "scenario": scenario.name,
         "trace": case.pair.name,

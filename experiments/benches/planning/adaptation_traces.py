@@ -65,9 +65,9 @@ def trace_pairs(half: str, folder: Path | None, nominal_bps: tuple[float, float]
     if folder is None:
         return
     start = FIRST[half]
-    for name, first, second in (*islice(_wanify(folder), start, None, EVERY), *_broadband(folder, start)):
+    for name, first, second in (*_wanify(folder, start), *_broadband(folder, start)):
         yield _fitted(name, first, second, nominal_bps)
-    yield from islice(_round_trips(folder, nominal_bps), EVERY * start, None, EVERY**2)
+    yield from _round_trips(folder, start, nominal_bps)
 
 
 def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[float, float]) -> TracePair:
@@ -79,7 +79,7 @@ def _fitted(name: str, first: LinkTrace, second: LinkTrace, nominal_bps: tuple[f
     return TracePair(name, scaled, scaled=True)
 
 
-def _wanify(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
+def _wanify(folder: Path, start: int) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
     path = folder / "wanify" / "dynamic.csv"
     if not path.is_file():
         return
@@ -88,7 +88,7 @@ def _wanify(folder: Path) -> Iterator[tuple[str, LinkTrace, LinkTrace]]:
         for row in csv.DictReader(file):
             measured[row["src_region"], row["dst_region"]][int(row["sample"])] = float(row["received_mbps"])
     often = sorted(pair for pair, rates in measured.items() if len(rates) >= LEAST_MEASURED)
-    for source, target in often:
+    for source, target in often[start::EVERY]:
         there, back = _numbered(measured[source, target]), _numbered(measured[target, source])
         yield f"wanify {source} {target}", there, back
 
@@ -108,12 +108,13 @@ def _broadband(folder: Path, start: int) -> Iterator[tuple[str, LinkTrace, LinkT
         yield f"fcc {number}", read_trace(one), read_trace(other)
 
 
-def _round_trips(folder: Path, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
+def _round_trips(folder: Path, start: int, nominal_bps: tuple[float, float]) -> Iterator[TracePair]:
     path = folder / "netlatency" / "seattle_24nodes_688slices.npz"
     if not path.is_file():
         return
     rtt_s = np.load(path)["rtt"].astype(np.float64)
-    for pair in pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one)):
+    pairs = pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one))
+    for pair in islice(pairs, EVERY * start, None, EVERY**2):
         series = [rtt_s[:, one, other] / 2 for one, other in pair]
         times_s = SEATTLE_INTERVAL_S * np.arange(len(rtt_s), dtype=np.float64)
         first, second = (

@@ -28,6 +28,7 @@ import numpy as np
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
 from planner.adapt.regret import RegretBudget
+from planner.check.paths import between_stages
 from planner.cost.network import payload_bps
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
@@ -279,10 +280,12 @@ class AutoPolicy:
 
     def _less_rounded(self, plan: Plan) -> Plan | None:
         """Return the plan with an earlier compression of the scenario that is nearly as fast; None without one."""
-        formats, own_s = self._scenario.training.compressions, self._step_s(plan)
-        earlier = formats[: formats.index(plan.compression)] if plan.compression in formats else ()
-        others = (replace(plan, compression=each) for each in earlier)
-        return next((each for each in others if self._step_s(each) <= (1 + LEAST_ROUNDED) * own_s), None)
+        formats = self._scenario.training.compressions
+        if plan.compression == formats[0] or plan.compression not in formats:
+            return None
+        longest_s = (1 + LEAST_ROUNDED) * self._step_s(plan)
+        earlier = (replace(plan, compression=each) for each in formats[: formats.index(plan.compression)])
+        return next((each for each in earlier if self._step_s(each) <= longest_s), None)
 
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.
@@ -327,15 +330,11 @@ class AutoPolicy:
 
     def _used(self, plan: Plan) -> set[str]:
         """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
-        pairs = set()
-        for pipeline in plan.pipelines:
-            for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-                ends = [(one.device, other.device) for one in left.replicas for other in right.replicas]
-                pairs |= {pair for both in ends for pair in (both, both[::-1])}
+        pairs = {pair for pipeline in plan.pipelines for pair in between_stages(pipeline)}
         devices = plan.devices
         if len(plan.pipelines) > 1 or any(len(s.replicas) > 1 for p in plan.pipelines for s in p.stages):
             pairs |= {(one, other) for one in devices for other in devices if one != other}
-        crossed = {link.name for pair in pairs if pair[0] != pair[1] for link in self._scenario.cluster.path(*pair)}
+        crossed = {link.name for pair in pairs for link in self._scenario.cluster.path(*pair)}
         return crossed & self._scenario.cluster.wan_links
 
     def _is_known(self, plan: Plan) -> bool:

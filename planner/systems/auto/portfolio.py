@@ -98,9 +98,9 @@ class Portfolio:
         check, which then counts the largest microbatches.
         """
         kept = ordered if is_possible(ordered, self._scenario) else plan
-        others = (kept, replace(plan, order="dynamic"))
-        compressed = (each for other in others for each in (other, *with_compressions(other, self._scenario)))
-        self._plans |= dict.fromkeys((kept, *(each for each in compressed if is_possible(each, self._scenario))))
+        orders = (kept, replace(plan, order="dynamic"))
+        found = dict.fromkeys(each for one in orders for each in (one, *with_compressions(one, self._scenario)))
+        self._plans |= {each: None for each in found if each == kept or is_possible(each, self._scenario)}
 
 
 @dataclass(frozen=True)

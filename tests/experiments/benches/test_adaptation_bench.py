@@ -8,8 +8,7 @@ from experiments.benches.planning.adaptation import checks, measure_case
 from experiments.benches.planning.adaptation_cases import AdaptationCase, cases, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
 from experiments.runs.scenario import choose_scenario
-from planner.scenario.cluster import Cluster, Device
-from planner.scenario.scenario import Scenario
+from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
 from traces.common.errors import InputError
 from traces.generators.presets import PRESETS
@@ -45,13 +44,9 @@ def test_no_device_of_the_large_case_holds_its_model() -> None:
     assert len({device.kind for device in own.cluster.devices}) > 1
     assert len({(device.kind, device.memory_bytes) for device in alike.cluster.devices}) == 1
     for device in large.cluster.devices:
-        alone = with_devices(large, device)
+        alone = replace(large, cluster=Cluster((device,), ()))
         with pytest.raises(InputError, match="no split fits into memory"):
             make_plan("auto", alone)
-
-
-def with_devices(scenario: Scenario, *devices: Device) -> Scenario:
-    return replace(scenario, cluster=Cluster(devices, ()))
 
 
 def test_each_scenario_has_every_pair_of_traces_of_a_half() -> None:

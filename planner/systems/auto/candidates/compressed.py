@@ -6,8 +6,8 @@ are looked for as if links between regions were twice as fast.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
+from planner.check.paths import between_stages
 from planner.cost.network import wire_bytes
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario, ends_of, with_better_links
@@ -39,10 +39,4 @@ def as_if_compressed(scenario: Scenario, compression: str) -> Scenario:
 def crosses_regions(plan: Plan, scenario: Scenario) -> bool:
     """Return whether stages of a plan that are neighbours are in different regions."""
     crosses = scenario.cluster.crosses_regions
-    return any(
-        crosses(one.device, other.device)
-        for pipeline in plan.pipelines
-        for left, right in pairwise(pipeline.stages)
-        for one in left.replicas
-        for other in right.replicas
-    )
+    return any(crosses(*pair) for pipeline in plan.pipelines for pair in between_stages(pipeline))
