@@ -8,7 +8,7 @@ begins with other traces of each set. The folder that ``ROPEBRIDGE_TRACES`` name
   sorted by name, every `EVERY`-th is used; the second link has the pair's other direction.
 - ``fcc``: rates of fixed broadband in the United States. Of the files, sorted by name, every `EVERY`-th is used; the
   second link has the next file. Files are shorter than an hour and start again.
-- ``netlatency``: round trips between end devices in Seattle. Every ``EVERY ** 2``-th pair of devices is used, on links
+- ``netlatency``: round trips between end devices in Seattle. One pair of devices in each half is used, on links
   with their nominal rates; the second link has the next pair. Assumption: `SEATTLE_INTERVAL_S`, 3 hours in 688 slices.
 """
 
@@ -114,7 +114,7 @@ def _round_trips(folder: Path, start: int, nominal_bps: tuple[float, float]) -> 
         return
     rtt_s = np.load(path)["rtt"].astype(np.float64)
     pairs = pairwise((one, other) for one in range(rtt_s.shape[1]) for other in range(one))
-    for pair in islice(pairs, EVERY * start, None, EVERY**2):
+    for pair in islice(pairs, EVERY // 2 * start, None, EVERY**2):
         series = [rtt_s[:, one, other] / 2 for one, other in pair]
         times_s = SEATTLE_INTERVAL_S * np.arange(len(rtt_s), dtype=np.float64)
         first, second = (
