@@ -16,7 +16,8 @@ No move is made that the budget of regret (`planner.adapt.regret`) cannot pay. W
 the way back to the first plan of the run, the policy returns to it, if that costs less than to stay.
 
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
-(`planner.systems.auto.probing`), for a limited share of the run. The method and all thresholds are our own.
+(`planner.systems.auto.probing`), for a limited share of the run: first for a single step, since such a link may be
+slow, and for longer if that step shows a better plan. The method and all thresholds are our own.
 """
 
 import math
@@ -27,12 +28,13 @@ import numpy as np
 
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
+from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.regret import RegretBudget
 from planner.check.paths import between_stages
 from planner.cost.network import payload_bps
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_time_s, step_times_s
+from planner.step.evaluate import step_times_s
 from planner.systems.auto.forecast import (
     LEAST_BPS,
     LinkForecast,
@@ -71,7 +73,8 @@ SAFETY = 2.0
 # Seconds until unused links are probed for the first time; the wait doubles after each probe that finds no better plan.
 PROBE_AFTER_S = 120.0
 
-# Least and most steps of a probe, and the share of the run's time that all probes together may cost.
+# Least and most steps of a probe that goes on since its first step was promising, and the share of the run's time that
+# all probes together may cost.
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
 
@@ -110,7 +113,9 @@ class AutoPolicy:
         self._back_s = self._back_at_s = 0.0
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0
+        # The plan before a probe, and the plan of a probe of one step that has not been judged yet.
         self._incumbent: Plan | None = None
+        self._glance: Plan | None = None
         self._probe_steps = 0
         self._probe_s = 0.0
         self._probed_at_s = 0.0
@@ -131,7 +136,7 @@ class AutoPolicy:
             self._regret = RegretBudget(plan)
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
-            self._incumbent = None
+            self._incumbent = self._glance = None
             answer = self._without(away, plan)
             if answer is not None and self._regret is not None:
                 # The first plan cannot go on either.
@@ -140,6 +145,11 @@ class AutoPolicy:
         if observation.gone:
             return None
         changed = self._learn(observation)
+        if self._incumbent is not None and self._glance is not None:
+            if plan == self._glance:
+                # The next step is the only one of the probe, whatever it shows.
+                return self._incumbent
+            return self._after_glance(self._glance, plan, away) if observation.plan == self._glance else None
         if observation.plan != plan:
             # The observed step ran with an earlier plan.
             return None
@@ -196,7 +206,7 @@ class AutoPolicy:
     def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return the first plan of the run if the budget of regret only just pays the way back to it; else None.
 
-        If the loss is only at stake, links are probed first.
+        If the loss is only at stake, links are probed first. A probe is judged by the plan that it returns to.
         """
         regret = self._regret
         if regret is None or plan == regret.first or away.intersection(regret.first.devices):
@@ -208,8 +218,9 @@ class AutoPolicy:
         self._back_s = _moving_s(plan, regret.first, self._observed())
         if regret.left_s >= self._back_s:
             return None
-        dwell_s, _ = self._regime_s({*self._used(regret.first), *self._used(plan)})
-        if dwell_s * (1 - self._expected_s(regret.first) / self._step_s(plan)) <= self._back_s:
+        kept = plan if self._incumbent is None else self._incumbent
+        dwell_s, _ = self._regime_s({*self._used(regret.first), *self._used(kept)})
+        if dwell_s * (1 - self._expected_s(regret.first) / self._step_s(kept)) <= self._back_s:
             # Staying costs less than the way back; looked at again in the next review.
             self._back_s = -math.inf
             return None
@@ -217,7 +228,8 @@ class AutoPolicy:
             stale = [name for name in self._used(regret.first) if self._links[name].unseen_s > 0]
             probing = probing_plan(plan, self._scenario, stale, away)
             if probing is not None:
-                self._incumbent, self._probe_steps = plan, 0
+                self._incumbent = plan
+                self._glance = probing
                 return probing
         self._incumbent = None
         return regret.first
@@ -306,12 +318,29 @@ class AutoPolicy:
 
         return min(filter(is_near, step_s), key=cost)
 
-    def _step_s(self, plan: Plan, optimistic: bool = False) -> float:
-        """Return the predicted time of a step, seconds, as the mean over `STATES` states of the network.
+    def _step_s(self, plan: Plan) -> float:
+        """Return the predicted time of a step, seconds."""
+        return self._step_at_s(plan, {name: link.samples for name, link in self._links.items()})
 
-        With ``optimistic``, links with stale samples are taken to be as declared.
-        """
-        samples = {name: self._optimistic(link) if optimistic else link.samples for name, link in self._links.items()}
+    def _optimistic_s(self, plan: Plan) -> float:
+        """Return the predicted time of a step if links with stale samples are as declared, seconds."""
+        links = self._links.items()
+        samples = {name: link.samples if _is_fresh(link) else (link.declared,) for name, link in links}
+        return self._step_at_s(plan, samples)
+
+    def _worst_s(self, plan: Plan) -> float:
+        """Return the predicted time of a step if links that were never seen have `UNSEEN` of their rates, seconds."""
+
+        def unseen(link: LinkForecast) -> LinkSample:
+            return replace(link.declared, rate_bps=UNSEEN * link.declared.rate_bps)
+
+        links = self._links.items()
+        return self._step_at_s(
+            plan, {name: link.samples if link.age_s > 0 else (unseen(link),) for name, link in links}
+        )
+
+    def _step_at_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
+        """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
         networks = [
             forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
@@ -323,10 +352,6 @@ class AutoPolicy:
         links = {name: link.expected for name, link in self._links.items()}
         paths = forecast_paths(plan, self._believed, links)
         return self._bias.factor(plan) * float(step_times_s(plan, self._scenario, [paths])[0])
-
-    def _optimistic(self, link: LinkForecast) -> tuple[LinkSample, ...]:
-        """Return the samples of a link or, if they are stale, a single one with the declared rate and latency."""
-        return link.samples if _is_fresh(link) else (link.declared,)
 
     def _used(self, plan: Plan) -> set[str]:
         """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
@@ -382,23 +407,53 @@ class AutoPolicy:
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
         own_s = self._step_s(plan)
-        optimistic_s = min(self._step_s(each, optimistic=True) for each in self.portfolio.plans(away))
+        optimistic_s = min(self._optimistic_s(each) for each in self.portfolio.plans(away))
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
+        if not self._can_probe(plan, probing, 1):
+            return None
+        self._incumbent = plan
+        self._glance = probing
+        return probing
+
+    def _can_probe(self, plan: Plan, probing: Plan, steps: int) -> bool:
+        """Return whether a probe of so many steps is affordable, and count its time if it is."""
         observed = self._observed()
         moving_s = _moving_s(plan, probing, observed)
-        loss_s = max(0.0, self._step_s(probing) - own_s) * (LEAST_PROBE_STEPS + 2) + 2 * moving_s
+        loss_s = max(0.0, self._step_s(probing) - self._step_s(plan)) * steps + 2 * moving_s
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
-            return None
+            return False
         worst = self._worst()
-        worst_s = (LEAST_PROBE_STEPS + 2) * step_time_s(probing, worst)
+        worst_s = steps * self._worst_s(probing)
         worst_s += _moving_s(plan, probing, worst) + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
-            return None
+            return False
         self._probe_s += loss_s
-        self._incumbent, self._probe_steps = plan, 0
-        return probing
+        return True
+
+    def _after_glance(self, probing: Plan, plan: Plan, away: frozenset[str]) -> Plan | None:
+        """Return a plan that a probe of one step has shown to be better, or the probe again if one is promising."""
+        self._incumbent = self._glance = None
+        self._cover(away)
+        better = self._better(plan, plan, away)
+        # More steps of the probe begin before the policy has seen the first of them.
+        steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
+        if better is None and self._is_promising(plan, plan, away) and self._can_probe(plan, probing, steps):
+            self._incumbent, self._probe_steps = plan, 0
+            return probing
+        self._end_probe(better is not None)
+        return better
+
+    def _is_promising(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> bool:
+        """Return whether a plan on known links is predicted to be faster than ``incumbent``, and can be paid."""
+        least_s = self._step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
+        known = (each for each in self.portfolio.plans(away) if self._is_known(each) and self._can_pay(plan, each))
+        return any(self._step_s(each) < least_s for each in known)
+
+    def _end_probe(self, was_of_use: bool) -> None:
+        self._probed_at_s, self._incumbent = self._elapsed_s, None
+        self._wait_s = PROBE_AFTER_S if was_of_use else 2 * self._wait_s
 
     def _after_probe(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that the probe has shown to be better, else the incumbent; None to continue the probe."""
@@ -407,15 +462,9 @@ class AutoPolicy:
             return None
         self._cover(away)
         better = self._better(plan, incumbent, away)
-        own_s = self._step_s(incumbent)
-        plans = self.portfolio.plans(away)
-        known = [each for each in plans if self._is_known(each) and self._can_pay(plan, each)]
-        best_s = min((self._step_s(each) for each in known), default=math.inf)
-        promising = best_s < own_s * (1 - LEAST_GAIN_OF_MOVE) and self._probe_steps < MOST_PROBE_STEPS
-        if better is None and promising:
+        if better is None and self._probe_steps < MOST_PROBE_STEPS and self._is_promising(plan, incumbent, away):
             return None
-        self._probed_at_s, self._incumbent = self._elapsed_s, None
-        self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
+        self._end_probe(better is not None)
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:
