@@ -1,5 +1,6 @@
 """LinkTrace: the rate of one link over time, piecewise constant and integrated exactly."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,9 @@ FloatArray = npt.NDArray[np.float64]
 
 # Upper limit on the bits of one period, above which a unit must be wrong: 100 Gbit/s for a year are 3e18 bits.
 _MOST_BITS = 1e20
+
+# Share of a time by which rounding may put it on the wrong side of a piece's end.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,20 @@ class LinkTrace:
     def bandwidth_at(self, time_s: npt.ArrayLike) -> FloatArray:
         """Return the rate at each time, bits per second."""
         return self.bandwidth_bps[self.piece_at(time_s)]
+
+    def rate_until(self, time_s: float) -> tuple[float, float]:
+        """Return the rate at a time, bits per second, and a later time before which it does not change, seconds.
+
+        That time is as little before the end of the piece as rounding may matter, so that one call serves all times of
+        a piece; it is not after ``time_s`` if ``time_s`` is that near to the end.
+        """
+        local_s, start_s = self._fold(np.asarray(time_s, np.float64))
+        piece = int(np.searchsorted(self.times_s, local_s, side="right")) - 1
+        if piece + 1 < len(self.times_s):
+            end_s = float(start_s + self.times_s[piece + 1])
+        else:
+            end_s = float(start_s + self.duration_s) if self.loops else math.inf
+        return float(self.bandwidth_bps[piece]), end_s - _ROUNDING * abs(time_s)
 
     def bits_between(self, start_s: npt.ArrayLike, end_s: npt.ArrayLike) -> FloatArray:
         """Return the bits that the link carries between two times: the exact integral of the rate.

@@ -68,20 +68,22 @@ class SendWindow:
         self._halve_if_idle(now_s)
         path_bytes = rate_bps * max(self._round_trip_s, clear_s + self._back_s - now_s) / 8
         clock_s, left_bytes = now_s, float(size_bytes)
+        unacknowledged, round_trip_s, earliest_s = self._unacknowledged, self._round_trip_s, clear_s + self._back_s
         while left_bytes > 0:
-            self._acknowledge(clock_s, path_bytes)
+            if not unacknowledged or unacknowledged[0][0] <= clock_s:
+                self._acknowledge(clock_s, path_bytes)
             open_bytes = self.size_bytes
             part_bytes = min(left_bytes, open_bytes / _PARTS)
             # Rounding must not delay a part.
-            if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
-                clock_s = max(clock_s, self._unacknowledged[0][0])
+            if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and unacknowledged:
+                clock_s = max(clock_s, unacknowledged[0][0])
                 continue
             part_s = 8 * part_bytes / rate_bps
             clock_s += part_s
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
-            acknowledged_s = max(clock_s - part_s / 2 + self._round_trip_s, clear_s + self._back_s)
-            self._unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
+            acknowledged_s = max(clock_s - part_s / 2 + round_trip_s, earliest_s)
+            unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
@@ -177,6 +179,8 @@ class Connection:
         self._left_bytes = self._part_bytes = 0.0
         self._sent_bytes = 0.0
         self._arrived_s = 0.0
+        # The last rate that was looked up, bits per second, and from when until when it holds, seconds.
+        self._rate = (0.0, 0.0, 0.0)
 
     def send(self, message: Message) -> None:
         """Queue a message; it departs when it is ready and all earlier messages have departed."""
@@ -270,8 +274,13 @@ class Connection:
 
     def _payload_bps(self, time_s: float) -> float:
         """Return the payload rate of the unshared path at a time, bits per second."""
-        slowest_bps = min(
-            link.bandwidth_bps if link.trace is None else float(link.trace.bandwidth_at(time_s))
+        since_s, until_s, rate_bps = self._rate
+        if since_s <= time_s < until_s:
+            return rate_bps
+        rates = [
+            (link.bandwidth_bps, math.inf) if link.trace is None else link.trace.rate_until(time_s)
             for link in self._route.path
-        )
-        return payload_bps(self._effects, slowest_bps)
+        ]
+        rate_bps = payload_bps(self._effects, min(rate_bps for rate_bps, _ in rates))
+        self._rate = time_s, min(until_s for _, until_s in rates), rate_bps
+        return rate_bps

@@ -58,6 +58,20 @@ def test_arrays_give_what_their_numbers_give(trace: LinkTrace, starts_s: list[fl
     assert carried.tolist() == [[float(trace.bits_between(s, s + 1.0))] for s in starts_s]
 
 
+@given(link_traces(), st.floats(0, 5e3), st.floats(0, 1))
+def test_a_rate_holds_until_the_time_that_is_given_with_it(trace: LinkTrace, time_s: float, share: float) -> None:
+    rate_bps, until_s = trace.rate_until(time_s)
+    assert rate_bps == float(trace.bandwidth_at(time_s))
+    later_s = time_s + share * (min(until_s, 1e4) - time_s)
+    if time_s <= later_s < until_s:
+        assert float(trace.bandwidth_at(later_s)) == rate_bps
+    # A piece is left at its end: little later another one holds.
+    pieces = np.diff(trace.times_s, append=trace.duration_s)
+    if math.isfinite(until_s) and len(pieces) > 1:
+        after_s = max(time_s, until_s) + 1e-6 * (1 + time_s)
+        assert int(trace.piece_at(after_s)) != int(trace.piece_at(time_s)) or pieces.min() < 1e-5 * (1 + time_s)
+
+
 def test_bits_over_outages_and_periods(swaying: LinkTrace) -> None:
     assert swaying.mean_bps == 4e6
     assert swaying.bits_between([0, 1, 2, 9, 0], [2, 6, 5, 11, 100]).tolist() == [20e6, 14e6, 0, 14e6, 400e6]
