@@ -35,6 +35,8 @@ ROOMS = [
     "planner/systems/cannikin",
     "planner/systems/cloudless",
     "planner/systems/auto/candidates",
+    "planner/systems/auto/local_search",
+    "planner/systems/auto/forecasting",
     "planner/systems/auto",
     "planner/systems/regional",
     "planner/systems",

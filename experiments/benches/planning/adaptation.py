@@ -39,7 +39,7 @@ from planner.scenario.scenario import Scenario, in_window
 from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.candidates.compressed import with_compressions
-from planner.systems.auto.forecast import LinkSample, forecast_paths
+from planner.systems.auto.forecasting.forecast import LinkSample, forecast_paths
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import searched_once

@@ -1,6 +1,6 @@
 """Policy ``auto``: forecasts links, keeps a portfolio of plans, and changes to the plan that saves most time.
 
-Every step adds a sample to the forecast of each link that it used (`planner.systems.auto.forecast`). Every
+Every step adds a sample to the forecast of each link that it used (`planner.systems.auto.forecasting.forecast`). Every
 `REVIEW_EVERY_S` seconds, and at once when a link has changed, the policy predicts the step times of all plans of the
 portfolio (`planner.systems.auto.portfolio`) at the forecast rates. It searches for a new plan only at link rates that
 no earlier search has used.
@@ -16,41 +16,28 @@ No move is made that the budget of regret (`planner.adapt.regret`) cannot pay. W
 the way back to the first plan of the run, the policy returns to it, if that costs less than to stay.
 
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
-(`planner.systems.auto.probing`), for a limited share of the run: first for a single step, since such a link may be
-slow, and for longer if that step shows a better plan. The method and all thresholds are our own.
+(`planner.systems.auto.forecasting.probing`), for a limited share of the run: first for a single step, since such a link
+may be slow, and for longer if that step shows a better plan. The method and all thresholds are our own.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-
-import numpy as np
 
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.regret import RegretBudget
-from planner.check.paths import between_stages
-from planner.cost.network import payload_bps
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_times_s
-from planner.systems.auto.forecast import (
-    LEAST_BPS,
-    LinkForecast,
-    LinkSample,
-    PredictionBias,
-    forecast_paths,
-    observed_links,
-)
-from planner.systems.auto.portfolio import Links, Portfolio, Searched, are_near, declared_links, searched, with_links
-from planner.systems.auto.probing import probing_plan
+from planner.systems.auto.forecasting.forecast import LinkSample
+from planner.systems.auto.forecasting.predictions import Predictions
+from planner.systems.auto.forecasting.probing import probing_plan
+from planner.systems.auto.portfolio import Portfolio, Searched, searched
 from traces.common.errors import InputError
 
-# Seconds between two reviews of the portfolio, and number of network states (one sample of every link) over which the
-# predicted step time of a plan is averaged.
+# Seconds between two reviews of the portfolio.
 REVIEW_EVERY_S = 20.0
-STATES = 12
 
 # Shares of a step's time that a change must save: if no layers move; if layers move and the new plan has run before;
 # and if layers move and it has not, since its predicted time may be wrong by as much (docs/systems/auto.md).
@@ -59,13 +46,6 @@ LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 # Share of a step's time by which the step may get longer if its messages are rounded less. It is below `LEAST_GAIN`, so
 # that the format of messages does not change to and fro.
 LEAST_ROUNDED = 0.005
-
-# Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
-SLOW = 1 / 2
-COLLAPSED = 1 / 32
-
-# Share of its declared rate that a link is assumed to have at least before it has been seen.
-UNSEEN = 1 / 8
 
 # Least ratio of the time that moving layers is expected to save to the time that the move takes.
 SAFETY = 2.0
@@ -77,9 +57,6 @@ PROBE_AFTER_S = 120.0
 # all probes together may cost.
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
-
-# Seconds without use after which a link's samples are stale.
-FRESH_S = 60.0
 
 
 class AutoPolicy:
@@ -95,17 +72,9 @@ class AutoPolicy:
 
     def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
-        # The scenario with links about as observed: flows share them as their rates let them. It changes seldom, since
-        # the estimates of sharing are kept by scenario.
-        self._believed = scenario
-        self._believed_links: Links = {}
         self.thinking_s = 0.0
-        self._links = {
-            name: LinkForecast(payload_bps(scenario.effects.network, rate_bps), latency_s)
-            for name, (rate_bps, latency_s) in declared_links(scenario).items()
-        }
+        self._predictions = Predictions(scenario)
         self.portfolio = Portfolio(scenario, search)
-        self._bias = PredictionBias()
         self._before: Observation | None = None
         self._regret: RegretBudget | None = None
         # The way back to the first plan from a plan, and when it was computed, seconds.
@@ -169,22 +138,9 @@ class AutoPolicy:
         # Steps overlap, so the duration of a step is measured from the end of the previous step.
         duration_s = observation.end_s - (self._before.end_s if self._before is not None else 0.0)
         self._elapsed_s += duration_s
-        seen = observed_links(observation, self._scenario)
-        changed, samples = False, {}
-        for name, link in self._links.items():
-            if name in seen:
-                rate_bps, latency_s = seen[name]
-                if link.unseen_s > FRESH_S:
-                    link.restart()
-                known_s = link.samples[-1].latency_s if latency_s is None else latency_s
-                samples[name] = LinkSample(rate_bps, known_s, duration_s)
-                changed |= link.learn(samples[name])
-            else:
-                link.skip(duration_s)
+        samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
-            paths = forecast_paths(observation.plan, self._believed, samples)
-            predicted_s = float(step_times_s(observation.plan, self._scenario, [paths])[0])
-            self._bias.learn(observation.plan, duration_s, predicted_s)
+            self._predictions.correct(observation.plan, duration_s, samples)
         self._count(observation, duration_s, samples)
         self._before = observation
         return changed
@@ -197,10 +153,8 @@ class AutoPolicy:
         first = self._regret.first
         if observation.plan == first and (self._before is None or self._before.plan == first):
             return
-        assumed = {name: samples.get(name, link.expected) for name, link in self._links.items()}
-        paths = forecast_paths(first, self._believed, assumed)
-        first_s = self._bias.factor(first) * float(step_times_s(first, self._scenario, [paths])[0])
-        count = self._regret.see if self._used(first) <= samples.keys() else self._regret.guess
+        first_s = self._predictions.expected_s(first, samples)
+        count = self._regret.see if self._predictions.used(first) <= samples.keys() else self._regret.guess
         count(duration_s, first_s)
 
     def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
@@ -215,17 +169,19 @@ class AutoPolicy:
         if is_fresh and regret.left_s >= self._back_s:
             return None
         self._back_of, self._back_at_s = plan, self._elapsed_s
-        self._back_s = _moving_s(plan, regret.first, self._observed())
+        self._back_s = _moving_s(plan, regret.first, self._predictions.observed())
         if regret.left_s >= self._back_s:
             return None
         kept = plan if self._incumbent is None else self._incumbent
-        dwell_s, _ = self._regime_s({*self._used(regret.first), *self._used(kept)})
-        if dwell_s * (1 - self._expected_s(regret.first) / self._step_s(kept)) <= self._back_s:
+        dwell_s, _ = self._predictions.regime_s(regret.first, kept)
+        first_s = self._predictions.expected_s(regret.first, {})
+        if dwell_s * (1 - first_s / self._predictions.step_s(kept)) <= self._back_s:
             # Staying costs less than the way back; looked at again in the next review.
             self._back_s = -math.inf
             return None
         if self._incumbent is None and regret.at_stake_s > 0:
-            stale = [name for name in self._used(regret.first) if self._links[name].unseen_s > 0]
+            links = self._predictions.links
+            stale = [name for name in self._predictions.used(regret.first) if links[name].unseen_s > 0]
             probing = probing_plan(plan, self._scenario, stale, away)
             if probing is not None:
                 self._incumbent = plan
@@ -235,27 +191,10 @@ class AutoPolicy:
         return regret.first
 
     def _cover(self, away: frozenset[str], *, at_once: bool = False) -> None:
-        """Search for plans at sets of link rates: means, lower quartiles, `COLLAPSED` of the means, and known links.
-
-        If samples hardly differ, `SLOW` of the mean replaces the quartile: rates vary within steps too. With
-        ``at_once``, while training stands still, only at the means.
-        """
-        links = self._observed_links()
-        if not (self._believed_links and are_near(links, self._believed_links)):
-            self._believed, self._believed_links = with_links(self._scenario, links), links
-        mean, slow, collapsed, known = {}, {}, {}, {}
-        wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
-        for name, link in self._links.items():
-            rates_bps = [wire * max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
-            latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
-            mean[name] = float(np.mean(rates_bps)), latency_s
-            slow[name] = min(float(np.quantile(rates_bps, 0.25)), SLOW * mean[name][0]), latency_s
-            collapsed[name] = COLLAPSED * mean[name][0], latency_s
-            # Only plans on known links can be used at once: search for one as if nothing went over the others. Links
-            # inside a region, which cannot be probed, count as declared until they are used.
-            is_unknown = name in self._scenario.cluster.wan_links and not _is_fresh(link)
-            known[name] = (LEAST_BPS, 0.0) if is_unknown else mean[name]
-        for links in (mean,) if at_once else (mean, slow, collapsed, known):
+        """Search for plans for several states of the links or, while training stands still, at their means only."""
+        self._predictions.believe()
+        states = self._predictions.link_states()
+        for links in states[:1] if at_once else states:
             self.portfolio.cover(links, away)
 
     def _better(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
@@ -264,20 +203,20 @@ class AutoPolicy:
         The time of the move from the current ``plan`` counts. The module's docstring gives the conditions of a change;
         of plans that meet them and are nearly as fast, the one of `_soonest` is returned.
         """
-        own_s = self._step_s(incumbent)
-        observed = self._observed()
+        own_s = self._predictions.step_s(incumbent)
+        observed = self._predictions.observed()
         paying_s: dict[Plan, float] = {}
         best, best_s = None, 0.0
         for other in self.portfolio.plans(away):
-            if other == incumbent or not self._is_known(other):
+            if other == incumbent or not self._predictions.is_known(other):
                 continue
-            step_s = self._step_s(other)
+            step_s = self._predictions.step_s(other)
             saved_share = 1 - step_s / own_s
             moving_s = _moving_s(plan, other, observed)
-            dwell_s, age_s = self._regime_s({*self._used(incumbent), *self._used(other)})
+            dwell_s, age_s = self._predictions.regime_s(incumbent, other)
             least_gain = LEAST_GAIN
             if moving_s > 0:
-                least_gain = LEAST_GAIN_OF_MOVE if self._bias.has_run(other) else LEAST_GAIN_OF_NEW
+                least_gain = LEAST_GAIN_OF_MOVE if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_NEW
             if saved_share < least_gain:
                 continue
             if moving_s > 0 and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
@@ -295,9 +234,9 @@ class AutoPolicy:
         formats = self._scenario.training.compressions
         if plan.compression == formats[0] or plan.compression not in formats:
             return None
-        longest_s = (1 + LEAST_ROUNDED) * self._step_s(plan)
+        longest_s = (1 + LEAST_ROUNDED) * self._predictions.step_s(plan)
         earlier = (replace(plan, compression=each) for each in formats[: formats.index(plan.compression)])
-        return next((each for each in earlier if self._step_s(each) <= longest_s), None)
+        return next((each for each in earlier if self._predictions.step_s(each) <= longest_s), None)
 
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.
@@ -306,10 +245,10 @@ class AutoPolicy:
         have never run, `LEAST_GAIN_OF_MOVE`. Of plans that are reached equally soon, one with an order for exactly
         these rates is the last choice, and one with most microbatches in flight the first.
         """
-        observed = self._observed()
+        observed = self._predictions.observed()
 
         def is_near(other: Plan) -> bool:
-            margin = LEAST_GAIN if self._bias.has_run(other) else LEAST_GAIN_OF_MOVE
+            margin = LEAST_GAIN if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_MOVE
             return step_s[other] <= best_s * (1 + margin)
 
         def cost(other: Plan) -> tuple[float, bool, int, float]:
@@ -318,96 +257,19 @@ class AutoPolicy:
 
         return min(filter(is_near, step_s), key=cost)
 
-    def _step_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step, seconds."""
-        return self._step_at_s(plan, {name: link.samples for name, link in self._links.items()})
-
-    def _optimistic_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step if links with stale samples are as declared, seconds."""
-        links = self._links.items()
-        samples = {name: link.samples if _is_fresh(link) else (link.declared,) for name, link in links}
-        return self._step_at_s(plan, samples)
-
-    def _worst_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step if links that were never seen have `UNSEEN` of their rates, seconds."""
-
-        def unseen(link: LinkForecast) -> LinkSample:
-            return replace(link.declared, rate_bps=UNSEEN * link.declared.rate_bps)
-
-        links = self._links.items()
-        return self._step_at_s(
-            plan, {name: link.samples if link.age_s > 0 else (unseen(link),) for name, link in links}
-        )
-
-    def _step_at_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
-        """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
-        networks = [
-            forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
-            for state in range(STATES)
-        ]
-        return float((self._bias.factor(plan) * step_times_s(plan, self._scenario, networks)).mean())
-
-    def _expected_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step on links as they are expected to be, seconds."""
-        links = {name: link.expected for name, link in self._links.items()}
-        paths = forecast_paths(plan, self._believed, links)
-        return self._bias.factor(plan) * float(step_times_s(plan, self._scenario, [paths])[0])
-
-    def _used(self, plan: Plan) -> set[str]:
-        """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
-        pairs = {pair for pipeline in plan.pipelines for pair in between_stages(pipeline)}
-        devices = plan.devices
-        if len(plan.pipelines) > 1 or any(len(s.replicas) > 1 for p in plan.pipelines for s in p.stages):
-            pairs |= {(one, other) for one in devices for other in devices if one != other}
-        crossed = {link.name for pair in pairs for link in self._scenario.cluster.path(*pair)}
-        return crossed & self._scenario.cluster.wan_links
-
-    def _is_known(self, plan: Plan) -> bool:
-        return all(_is_fresh(self._links[name]) for name in self._used(plan))
-
-    def _regime_s(self, links: set[str]) -> tuple[float, float]:
-        """Return the shortest expected rest of a regime of ``links``, and the age of the youngest regime, seconds."""
-        dwell_s = min((self._links[name].expected_dwell_s for name in links), default=math.inf)
-        return dwell_s, min((self._links[name].age_s for name in links), default=math.inf)
-
-    def _observed(self) -> Scenario:
-        """Return the scenario with the links of `_observed_links`."""
-        return with_links(self._scenario, self._observed_links())
-
-    def _observed_links(self) -> Links:
-        """Return the links at the harmonic mean of their sampled rates, for mean transfer times, and mean latencies."""
-        wire = 1 / payload_bps(self._scenario.effects.network, 1.0)
-        links = {}
-        for name, link in self._links.items():
-            seconds_per_bit = [1 / max(sample.rate_bps, LEAST_BPS) for sample in link.samples]
-            latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
-            links[name] = wire / float(np.mean(seconds_per_bit)), latency_s
-        return links
-
-    def _worst(self) -> Scenario:
-        """Return the scenario with links as slow as they may be during a move.
-
-        Links are as they were observed, or have `UNSEEN` of the declared rate if they were never seen.
-        """
-        links = {}
-        for name, (rate_bps, latency_s) in self._observed_links().items():
-            links[name] = rate_bps if self._links[name].age_s > 0 else UNSEEN * rate_bps, latency_s
-        return with_links(self._scenario, links)
-
     def _can_pay(self, plan: Plan, other: Plan) -> bool:
         """Return whether the budget of regret pays a move to ``other``; that to the first plan is free."""
         if self._regret is None or other == self._regret.first:
             return True
-        return _moving_s(plan, other, self._worst()) <= max(0.0, self._regret.left_s)
+        return _moving_s(plan, other, self._predictions.worst()) <= max(0.0, self._regret.left_s)
 
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
-        wide = self._scenario.cluster.wan_links
-        stale = [name for name, link in self._links.items() if name in wide and link.unseen_s > FRESH_S]
+        stale = self._predictions.stale_links()
         if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
             return None
-        own_s = self._step_s(plan)
-        optimistic_s = min(self._optimistic_s(each) for each in self.portfolio.plans(away))
+        own_s = self._predictions.step_s(plan)
+        optimistic_s = min(self._predictions.optimistic_s(each) for each in self.portfolio.plans(away))
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
@@ -419,13 +281,13 @@ class AutoPolicy:
 
     def _can_probe(self, plan: Plan, probing: Plan, steps: int) -> bool:
         """Return whether a probe of so many steps is affordable, and count its time if it is."""
-        observed = self._observed()
+        observed = self._predictions.observed()
         moving_s = _moving_s(plan, probing, observed)
-        loss_s = max(0.0, self._step_s(probing) - self._step_s(plan)) * steps + 2 * moving_s
+        loss_s = max(0.0, self._predictions.step_s(probing) - self._predictions.step_s(plan)) * steps + 2 * moving_s
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
             return False
-        worst = self._worst()
-        worst_s = steps * self._worst_s(probing)
+        worst = self._predictions.worst()
+        worst_s = steps * self._predictions.worst_s(probing)
         worst_s += _moving_s(plan, probing, worst) + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
             return False
@@ -447,9 +309,11 @@ class AutoPolicy:
 
     def _is_promising(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> bool:
         """Return whether a plan on known links is predicted to be faster than ``incumbent``, and can be paid."""
-        least_s = self._step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
-        known = (each for each in self.portfolio.plans(away) if self._is_known(each) and self._can_pay(plan, each))
-        return any(self._step_s(each) < least_s for each in known)
+        least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
+        return any(
+            self._predictions.is_known(each) and self._can_pay(plan, each) and self._predictions.step_s(each) < least_s
+            for each in self.portfolio.plans(away)
+        )
 
     def _end_probe(self, was_of_use: bool) -> None:
         self._probed_at_s, self._incumbent = self._elapsed_s, None
@@ -474,7 +338,7 @@ class AutoPolicy:
         """
         self._cover(away, at_once=True)
         self._reviewed_s = -math.inf
-        predicted_s = {each: self._step_s(each) for each in self.portfolio.plans(away)}
+        predicted_s = {each: self._predictions.step_s(each) for each in self.portfolio.plans(away)}
         return self._soonest(plan, predicted_s, min(predicted_s.values()), away) if predicted_s else None
 
 
@@ -488,13 +352,3 @@ def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str]
     except InputError:
         return math.inf
     return migration_time_s(migration, scenario)
-
-
-def _is_fresh(link: LinkForecast) -> bool:
-    """Return whether a link has been observed lately."""
-    return link.age_s > 0 and link.unseen_s <= FRESH_S
-
-
-def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
-    """Return a link's sample for one of the `STATES` network states, which are spread evenly over the samples."""
-    return samples[(2 * state + 1) * len(samples) // (2 * STATES)]

@@ -1,6 +1,6 @@
 """The plans that policy `auto` has found so far in a run, each by a search at certain rates and latencies of links."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -15,17 +15,10 @@ from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.step.orders import with_found_orders
 from planner.systems.auto.candidates.compressed import with_compressions
+from planner.systems.auto.forecasting.link_rates import Links, are_near, declared_links, with_links
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.strategy import search
+from planner.systems.auto.search import search
 from traces.common.errors import InputError
-
-# No new search if an earlier one had nearly the same links: rates within a factor of `NEAR`, latencies too or within
-# `NEAR_S` seconds.
-NEAR = 1.5
-NEAR_S = 0.0005
-
-# Rate, bits per second, and one-way latency, seconds, of each link by its name.
-Links = Mapping[str, tuple[float, float]]
 
 # Time in which a search looks at a candidate plan: for each device, and for each microbatch in each stage, seconds.
 # Fitted to 18 searches on clusters of 2 and 4 devices, on one core: 5 % off in the median, 27 % at most.
@@ -157,37 +150,3 @@ def _searched(
 ) -> tuple[Plan, float]:
     """Return the result of `searched`, cached by the parts of the scenario that a search uses."""
     return searched(Scenario(name, Cluster(devices, links), model, training, effects=effects), away)
-
-
-def are_near(links: Links, others: Links) -> bool:
-    """Return whether rates and latencies differ so little that no new search is needed."""
-    pairs = [(*links[name], *others[name]) for name in links]
-    return all(
-        1 / NEAR <= rate_bps / other_bps <= NEAR
-        and (abs(latency_s - other_s) <= NEAR_S or 1 / NEAR <= latency_s / max(other_s, NEAR_S) <= NEAR)
-        for rate_bps, latency_s, other_bps, other_s in pairs
-    )
-
-
-def declared_links(scenario: Scenario) -> Links:
-    """Return the declared links, but those inside a region or host, with what observed latencies include."""
-    handover_s = scenario.effects.network.handover_s
-    return {
-        link.name: (link.bandwidth_bps, link.latency_s + link.jitter_s + handover_s)
-        for link in scenario.cluster.links
-        if link.source != link.target
-    }
-
-
-def with_links(scenario: Scenario, seen: Links) -> Scenario:
-    """Return the scenario with constant links, those in ``seen`` at these rates and latencies (`Portfolio.cover`)."""
-    handover_s = scenario.effects.network.handover_s
-    links = []
-    for link in scenario.cluster.links:
-        if link.name in seen:
-            rate_bps, latency_s = seen[link.name]
-            # The scenario adds the hand-over itself.
-            latency_s = max(0.0, latency_s - handover_s)
-            link = replace(link, bandwidth_bps=rate_bps, latency_s=latency_s, jitter_s=0.0)
-        links.append(replace(link, trace=None))
-    return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))

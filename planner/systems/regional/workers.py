@@ -15,7 +15,7 @@ from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.candidates.build import with_hiding_depths
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.objective import Objective, approximate_step_time_s, contended_step_time_s
-from planner.systems.auto.strategy import candidates, search
+from planner.systems.auto.search import candidates, search
 from planner.systems.baselines.uniform import equal_stages
 from traces.common.errors import InputError
 

@@ -11,9 +11,7 @@ from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors, step_time_s
-from planner.systems.auto.strategy import (
-    candidates,
-)
+from planner.systems.auto.search import candidates
 from sim.simulator import Simulator
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 from traces.common.errors import InputError

@@ -1,7 +1,7 @@
 """The layers at which candidate pipelines may be divided into stages: all, or some of a model with many layers.
 
 The time of the dynamic programmes grows with the square of the number of these layers. The local search then moves the
-boundaries of the best candidates layer by layer (`planner.systems.auto.local_search`).
+boundaries of the best candidates layer by layer (`planner.systems.auto.local_search.improve`).
 """
 
 from functools import lru_cache

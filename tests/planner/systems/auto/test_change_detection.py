@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecast import PageHinkley
+from planner.systems.auto.forecasting.change_detection import PageHinkley
 
 # Multiples of 1/16 are exact in floating point, so that neither side of a comparison is decided by rounding.
 exact = st.integers(-800, 800).map(lambda number: number / 16)

@@ -9,7 +9,7 @@ from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation, PathObservation
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.step.evaluate import step_time_s
-from planner.systems.auto.forecast import (
+from planner.systems.auto.forecasting.forecast import (
     FIRST_DWELL_S,
     MEMORY_S,
     LinkForecast,

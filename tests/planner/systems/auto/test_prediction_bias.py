@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecast import (
-    LEAST_WEIGHT,
-    PredictionBias,
-)
+from planner.systems.auto.forecasting.prediction_error import LEAST_WEIGHT, PredictionBias
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 SCENARIO = chain_scenario([1.0, 1.0], [1.0, 1.0])

@@ -15,7 +15,7 @@ from planner.scenario.cluster import Cluster, Device
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.device_classes import device_classes_of
-from planner.systems.auto.local_search import improve, neighbours
+from planner.systems.auto.local_search.improve import improve, neighbours
 from planner.systems.auto.objective import MOST_EVALUATED, approximate_step_time_s
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 

@@ -15,7 +15,7 @@ from planner.systems.auto.candidates.subset_dp import (
     subset_costs,
     timed_pipelines,
 )
-from planner.systems.auto.device_moves import stage_moves
+from planner.systems.auto.local_search.device_moves import stage_moves
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 

@@ -9,7 +9,7 @@ from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, equivalent_pipelines, replace_pipelines
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
-from planner.systems.auto.device_moves import FEW_DEVICES, device_moves, stage_moves
+from planner.systems.auto.local_search.device_moves import FEW_DEVICES, device_moves, stage_moves
 
 
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
@@ -19,7 +19,7 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     stage's recomputation on or off, moves samples to other pipelines, or leaves out a stage, a replica or a pipeline.
     Equivalent pipelines change together; a boundary also moves in all pipelines at once that divide the layers alike,
     since their sums of gradients get slower if only some of them change. For few devices,
-    `planner.systems.auto.device_moves` adds further changes.
+    `planner.systems.auto.local_search.device_moves` adds further changes.
     """
     groups = equivalent_pipelines(plan, scenario)
     yield from _with_common_cut_shifted(plan, scenario, groups)

@@ -1,4 +1,4 @@
-"""Forecasts of the links, and the bias of predicted step times, learned from the steps of a run.
+"""Forecasts of the links, learned from the steps of a run.
 
 Every step that uses a link gives one sample of the link's rate and latency, which is taken to last as long as the step.
 A regime is the time between two changes of the mean of log(rate), which a Page-Hinkley test finds. The forecast of a
@@ -9,13 +9,14 @@ A regime is expected to last as long as past regimes did on average.
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
+from planner.systems.auto.forecasting.change_detection import PageHinkley
 
 # Assumed length of the first regime of a link, seconds, which is not known before the first change.
 FIRST_DWELL_S = 600.0
@@ -31,50 +32,6 @@ THRESHOLD = 20 * (math.log(2) - SLACK)
 
 # Least rate of a sample, bits per second, because the rate of an outage, 0, has no logarithm.
 LEAST_BPS = 1e4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageHinkley:
-    """State of a Page-Hinkley test, which finds a change of the mean of a series, one value after the other.
-
-    Every value updates the mean of all values so far, then two sums. If a sum is above the threshold, the mean of the
-    series has changed, and the caller starts a new test::
-
-        up   = max(0, up   + (value - mean) - slack)
-        down = max(0, down - (value - mean) - slack)
-
-    Sources: Page, Continuous Inspection Schemes, Biometrika 1954; Hinkley, Inference about the Change-Point from
-    Cumulative Sum Tests, Biometrika 1971.
-
-    Attributes:
-        slack: Deviation that is ignored, in the values' unit; usually half of the least change worth finding.
-        threshold: Limit above which a sum means a change, in the values' unit.
-        up: Sum of deviations above the mean, as defined above.
-        down: Sum of deviations below the mean, as defined above.
-        count: Number of values so far.
-        mean: Mean of all values so far.
-    """
-
-    slack: float
-    threshold: float
-    up: float = 0.0
-    down: float = 0.0
-    count: int = 0
-    mean: float = 0.0
-
-    @property
-    def changed(self) -> bool:
-        """Whether one of the two sums is above the threshold."""
-        return max(self.up, self.down) > self.threshold
-
-    def after(self, value: float) -> "PageHinkley":
-        """Return the state after one more ``value``."""
-        count = self.count + 1
-        mean = self.mean + (value - self.mean) / count
-        deviation = value - mean
-        up = max(0.0, self.up + deviation - self.slack)
-        down = max(0.0, self.down - deviation - self.slack)
-        return replace(self, up=up, down=down, count=count, mean=mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,56 +163,3 @@ def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSamp
         return ConstantRatePath(rate_bps, latency_s, curves, network.share, jitter_s)
 
     return path
-
-
-# Least weight of the newest step in a running mean; after 30 steps, the weights of older steps decay exponentially.
-LEAST_WEIGHT = 1 / 30
-
-# Number of steps of a plan after which the plan's own mean weighs as much as the mean of all plans of its kind
-# (`_kind`).
-STEPS_OF_KIND = 4
-
-
-@dataclass(slots=True)
-class _Mean:
-    """Running mean of log(measured / predicted) over steps."""
-
-    value: float = 0.0
-    steps: int = 0
-
-    def learn(self, value: float) -> None:
-        self.steps += 1
-        self.value += max(LEAST_WEIGHT, 1 / self.steps) * (value - self.value)
-
-
-class PredictionBias:
-    """Factors that correct predicted step times, learned from measured step times in one run.
-
-    A prediction assumes that link rates are constant during a step. If rates vary, the prediction is too short. The
-    error depends on the kind of plan: it is largest for plans with a fixed order of actions, smaller for those with a
-    dynamic order, and zero for plans on one device. The factor of a plan is learned from the plan's own steps and, as
-    long as there are few, also from the steps of all plans of the same kind.
-    """
-
-    def __init__(self) -> None:
-        self._plans: dict[Plan, _Mean] = {}
-        self._kinds: dict[str, _Mean] = {}
-
-    def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
-        """Add the measured and the predicted time of one step of a plan, seconds."""
-        value = math.log(measured_s / predicted_s)
-        self._plans.setdefault(plan, _Mean()).learn(value)
-        self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
-
-    def has_run(self, plan: Plan) -> bool:
-        """Return whether `learn` was called for this plan."""
-        return plan in self._plans
-
-    def factor(self, plan: Plan) -> float:
-        """Return the factor by which a plan's predicted step time is multiplied; 1 if no plan of its kind has run."""
-        own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
-        return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
-
-
-def _kind(plan: Plan) -> str:
-    return "alone" if len(plan.devices) == 1 else plan.order
