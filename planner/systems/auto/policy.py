@@ -16,8 +16,7 @@ No move is made that the budget of regret (`planner.adapt.regret`) cannot pay. W
 the way back to the first plan of the run, the policy returns to it, if that costs less than to stay.
 
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
-(`planner.systems.auto.forecasting.probing`), for a limited share of the run: first for a single step, since such a link
-may be slow, and for longer if that step shows a better plan. The method and all thresholds are our own.
+(`planner.systems.auto.forecasting.probing`), for a limited share of the run. The method and all thresholds are our own.
 """
 
 import math
@@ -30,6 +29,7 @@ from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.regret import RegretBudget
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecasting.forecast import LinkSample
 from planner.systems.auto.forecasting.predictions import Predictions
 from planner.systems.auto.forecasting.probing import probing_plan
@@ -53,8 +53,7 @@ SAFETY = 2.0
 # Seconds until unused links are probed for the first time; the wait doubles after each probe that finds no better plan.
 PROBE_AFTER_S = 120.0
 
-# Least and most steps of a probe that goes on since its first step was promising, and the share of the run's time that
-# all probes together may cost.
+# Least and most steps of a probe, and the share of the run's time that all probes together may cost.
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
 
@@ -82,9 +81,7 @@ class AutoPolicy:
         self._back_s = self._back_at_s = 0.0
         self._elapsed_s = 0.0
         self._reviewed_s = 0.0
-        # The plan before a probe, and the plan of a probe of one step that has not been judged yet.
         self._incumbent: Plan | None = None
-        self._glance: Plan | None = None
         self._probe_steps = 0
         self._probe_s = 0.0
         self._probed_at_s = 0.0
@@ -105,7 +102,7 @@ class AutoPolicy:
             self._regret = RegretBudget(plan)
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
-            self._incumbent = self._glance = None
+            self._incumbent = None
             answer = self._without(away, plan)
             if answer is not None and self._regret is not None:
                 # The first plan cannot go on either.
@@ -114,11 +111,6 @@ class AutoPolicy:
         if observation.gone:
             return None
         changed = self._learn(observation)
-        if self._incumbent is not None and self._glance is not None:
-            if plan == self._glance:
-                # The next step is the only one of the probe, whatever it shows.
-                return self._incumbent
-            return self._after_glance(self._glance, plan, away) if observation.plan == self._glance else None
         if observation.plan != plan:
             # The observed step ran with an earlier plan.
             return None
@@ -160,7 +152,7 @@ class AutoPolicy:
     def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return the first plan of the run if the budget of regret only just pays the way back to it; else None.
 
-        If the loss is only at stake, links are probed first. A probe is judged by the plan that it returns to.
+        If the loss is only at stake, links are probed first.
         """
         regret = self._regret
         if regret is None or plan == regret.first or away.intersection(regret.first.devices):
@@ -172,10 +164,9 @@ class AutoPolicy:
         self._back_s = _moving_s(plan, regret.first, self._predictions.observed())
         if regret.left_s >= self._back_s:
             return None
-        kept = plan if self._incumbent is None else self._incumbent
-        dwell_s, _ = self._predictions.regime_s(regret.first, kept)
+        dwell_s, _ = self._predictions.regime_s(regret.first, plan)
         first_s = self._predictions.expected_s(regret.first, {})
-        if dwell_s * (1 - first_s / self._predictions.step_s(kept)) <= self._back_s:
+        if dwell_s * (1 - first_s / self._predictions.step_s(plan)) <= self._back_s:
             # Staying costs less than the way back; looked at again in the next review.
             self._back_s = -math.inf
             return None
@@ -184,8 +175,7 @@ class AutoPolicy:
             stale = [name for name in self._predictions.used(regret.first) if links[name].unseen_s > 0]
             probing = probing_plan(plan, self._scenario, stale, away)
             if probing is not None:
-                self._incumbent = plan
-                self._glance = probing
+                self._incumbent, self._probe_steps = plan, 0
                 return probing
         self._incumbent = None
         return regret.first
@@ -273,51 +263,19 @@ class AutoPolicy:
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
             return None
-        if not self._can_probe(plan, probing, 1):
-            return None
-        self._incumbent = plan
-        self._glance = probing
-        return probing
-
-    def _can_probe(self, plan: Plan, probing: Plan, steps: int) -> bool:
-        """Return whether a probe of so many steps is affordable, and count its time if it is."""
-        observed = self._predictions.observed()
-        moving_s = _moving_s(plan, probing, observed)
-        loss_s = max(0.0, self._predictions.step_s(probing) - self._predictions.step_s(plan)) * steps + 2 * moving_s
+        moving_s = _moving_s(plan, probing, self._predictions.observed())
+        steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
+        loss_s = max(0.0, self._predictions.step_s(probing) - own_s) * steps + 2 * moving_s
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
-            return False
+            return None
         worst = self._predictions.worst()
-        worst_s = steps * self._predictions.worst_s(probing)
+        worst_s = steps * step_time_s(probing, worst)
         worst_s += _moving_s(plan, probing, worst) + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
-            return False
+            return None
         self._probe_s += loss_s
-        return True
-
-    def _after_glance(self, probing: Plan, plan: Plan, away: frozenset[str]) -> Plan | None:
-        """Return a plan that a probe of one step has shown to be better, or the probe again if one is promising."""
-        self._incumbent = self._glance = None
-        self._cover(away)
-        better = self._better(plan, plan, away)
-        # More steps of the probe begin before the policy has seen the first of them.
-        steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
-        if better is None and self._is_promising(plan, plan, away) and self._can_probe(plan, probing, steps):
-            self._incumbent, self._probe_steps = plan, 0
-            return probing
-        self._end_probe(better is not None)
-        return better
-
-    def _is_promising(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> bool:
-        """Return whether a plan on known links is predicted to be faster than ``incumbent``, and can be paid."""
-        least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
-        return any(
-            self._predictions.is_known(each) and self._can_pay(plan, each) and self._predictions.step_s(each) < least_s
-            for each in self.portfolio.plans(away)
-        )
-
-    def _end_probe(self, was_of_use: bool) -> None:
-        self._probed_at_s, self._incumbent = self._elapsed_s, None
-        self._wait_s = PROBE_AFTER_S if was_of_use else 2 * self._wait_s
+        self._incumbent, self._probe_steps = plan, 0
+        return probing
 
     def _after_probe(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that the probe has shown to be better, else the incumbent; None to continue the probe."""
@@ -326,9 +284,15 @@ class AutoPolicy:
             return None
         self._cover(away)
         better = self._better(plan, incumbent, away)
-        if better is None and self._probe_steps < MOST_PROBE_STEPS and self._is_promising(plan, incumbent, away):
+        least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
+        is_promising = self._probe_steps < MOST_PROBE_STEPS and any(
+            self._predictions.is_known(each) and self._can_pay(plan, each) and self._predictions.step_s(each) < least_s
+            for each in self.portfolio.plans(away)
+        )
+        if better is None and is_promising:
             return None
-        self._end_probe(better is not None)
+        self._probed_at_s, self._incumbent = self._elapsed_s, None
+        self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:

@@ -5,7 +5,6 @@ Every step adds a sample to the forecast of each link that it used, and its time
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -98,16 +97,6 @@ class Predictions:
         """Return the predicted time of a step if links with stale samples are as declared, seconds."""
         links = self.links.items()
         samples = {name: link.samples if _is_fresh(link) else (link.declared,) for name, link in links}
-        return self._at_states_s(plan, samples)
-
-    def worst_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step if links that were never seen have `UNSEEN` of their rates, seconds."""
-
-        def unseen(link: LinkForecast) -> LinkSample:
-            return replace(link.declared, rate_bps=UNSEEN * link.declared.rate_bps)
-
-        links = self.links.items()
-        samples = {name: link.samples if link.age_s > 0 else (unseen(link),) for name, link in links}
         return self._at_states_s(plan, samples)
 
     def expected_s(self, plan: Plan, known: Mapping[str, LinkSample]) -> float:
