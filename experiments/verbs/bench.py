@@ -23,6 +23,7 @@ from experiments.benches.fidelity.fidelity import measure_fidelity
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.clusters import measure_clusters
 from experiments.benches.planning.planner import measure_planner
+from experiments.benches.planning.regret import measure_regret
 from experiments.benches.planning.schedules import measure_schedules
 from experiments.benches.report import measure_report
 from experiments.benches.result import BenchResult, Check, Reproduction, plain_number
@@ -43,7 +44,12 @@ Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
 # Benches that take a number of cases, and those that also take the seed of the first one or of the draw.
 COUNTED = {"busy": measure_busy, "strangers": measure_strangers}
-SEEDED = {"adaptation": measure_adaptation, "clusters": measure_clusters, "faults": measure_faults}
+SEEDED = {
+    "adaptation": measure_adaptation,
+    "clusters": measure_clusters,
+    "faults": measure_faults,
+    "regret": measure_regret,
+}
 
 BENCHES: Mapping[str, Bench] = {
     **COUNTED,

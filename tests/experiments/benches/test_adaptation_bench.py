@@ -1,12 +1,16 @@
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.benches.planning.adaptation import checks, measure_case
 from experiments.benches.planning.adaptation_cases import AdaptationCase, cases, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
+from experiments.benches.planning.regret import Course, measure_course
 from experiments.runs.scenario import choose_scenario
 from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
@@ -90,3 +94,23 @@ def test_shares_are_of_the_cases_that_have_something_to_gain() -> None:
     assert users.value == pytest.approx(1.5)
     assert mean.value == pytest.approx((1.1 * 1.21) ** 0.5)
     assert share.value == pytest.approx((0.1 / 0.2 + 0.21 / 0.6) / 2)
+
+
+@given(st.integers(0, 2**32))
+def test_a_course_repeats_its_pieces_and_changes_one_at_a_time(seed: int) -> None:
+    random = Random(seed)
+    course = Course.draw(random)
+    trace = course.trace(8e6)
+    assert trace.duration_s == sum(length_s for length_s, _ in course.pieces)
+    assert trace.mean_bps * trace.duration_s == pytest.approx(
+        sum(8e6 * length * rate for length, rate in course.pieces)
+    )
+    other = course.changed(random)
+    pairs = zip(course.pieces, other.pieces, strict=True)
+    assert sum(one != another for one, another in pairs) <= 1
+
+
+def test_a_course_is_measured_from_both_starts() -> None:
+    rows = measure_course(Course(((5.0, 0.25), (20.0, 1.0))), 60.0)
+    assert [row["start"] for row in rows] == ["declared", "one region"]
+    assert all(float(row["none_per_s"]) > 0 and float(row["auto_gain"]) > 0 for row in rows)

@@ -3,6 +3,7 @@
 import json
 import struct
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -211,18 +212,19 @@ def test_a_page_loads_nothing_and_shows_names_as_they_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "records",
+    "make_records",
     [
-        [on_devices(1)],
-        [on_devices(40)],
-        [gone_on(simulated(), 100)],
-        [simulated(), gone_on(simulated(), 10)],
-        [simulated(), gone_on(simulated(), STEPS)],
-        [with_faults(simulated())],
+        lambda: [on_devices(1)],
+        lambda: [on_devices(40)],
+        lambda: [gone_on(simulated(), 100)],
+        lambda: [simulated(), gone_on(simulated(), 10)],
+        lambda: [simulated(), gone_on(simulated(), STEPS)],
+        lambda: [with_faults(simulated())],
     ],
     ids=["one device", "forty devices", "resumed", "overlapping", "one after the other", "faults"],
 )
-def test_odd_runs_have_a_page(records: list[RunRecord], tmp_path: Path) -> None:
+def test_odd_runs_have_a_page(make_records: Callable[[], list[RunRecord]], tmp_path: Path) -> None:
+    records = make_records()
     write_run_page(records, [f"run {number}" for number in range(len(records))], tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 1_000_000
 
