@@ -41,7 +41,6 @@ bench: $(COMPILED)
 	$(BIN)/ropebridge bench executor
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
-	$(BIN)/ropebridge bench regret
 	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
 	$(BIN)/ropebridge bench diloco

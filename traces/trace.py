@@ -90,10 +90,10 @@ class LinkTrace:
         return self.bandwidth_bps[self.piece_at(time_s)]
 
     def rate_until(self, time_s: float) -> tuple[float, float]:
-        """Return the rate at a time, bits per second, and a later time before which it does not change, seconds.
+        """Return the rate at a time, bits per second, and a time until which it holds, seconds.
 
-        That time is as little before the end of the piece as rounding may matter, so that one call serves all times of
-        a piece; it is not after ``time_s`` if ``time_s`` is that near to the end.
+        The second is the end of the piece less a margin for rounding, so that it may lie before ``time_s``. It is
+        infinite in the last piece of a trace that does not loop.
         """
         local_s, start_s = self._fold(np.asarray(time_s, np.float64))
         piece = int(np.searchsorted(self.times_s, local_s, side="right")) - 1

@@ -39,7 +39,7 @@ START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and de
 
 BENCHES = (
     *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "executor", "faults", "fidelity", "jobs"),
-    *("planner", "profile", "recovery", "report", "schedules", "simulator", "strangers", "sweep", "workers"),
+    *("planner", "profile", "recovery", "regret", "report", "schedules", "simulator", "strangers", "sweep", "workers"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.
 EXTRAS = {
@@ -112,13 +112,19 @@ def bench(
     count: Annotated[
         int | None,
         typer.Option(
-            "--count", min=1, max=MOST, help="Number of random cases, clusters, trials or strangers; busy: minutes."
+            "--count",
+            min=1,
+            max=MOST,
+            help="Number of random cases, clusters, courses, trials or strangers; busy: minutes.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", min=0, max=MOST, help="Seed of random cases, clusters and trials; another each time if absent."
+            "--seed",
+            min=0,
+            max=MOST,
+            help="Seed of random cases, clusters, courses and trials; another each time if absent.",
         ),
     ] = None,
     as_json: JsonOption = False,

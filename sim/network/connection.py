@@ -179,7 +179,7 @@ class Connection:
         self._left_bytes = self._part_bytes = 0.0
         self._sent_bytes = 0.0
         self._arrived_s = 0.0
-        # The last rate that was looked up, bits per second, and from when until when it holds, seconds.
+        # Since when and until when the rate that was looked up last holds, seconds, and the rate, bits per second.
         self._rate = (0.0, 0.0, 0.0)
 
     def send(self, message: Message) -> None:

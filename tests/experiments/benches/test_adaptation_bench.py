@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from experiments.benches.planning.adaptation import checks, measure_case
 from experiments.benches.planning.adaptation_cases import AdaptationCase, cases, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
-from experiments.benches.planning.regret import Course, measure_course
+from experiments.benches.planning.regret import Course, choose_courses, measure_course
+from experiments.benches.planning.regret import checks as regret_checks
 from experiments.runs.scenario import choose_scenario
 from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
@@ -107,10 +108,37 @@ def test_a_course_repeats_its_pieces_and_changes_one_at_a_time(seed: int) -> Non
     )
     other = course.changed(random)
     pairs = zip(course.pieces, other.pieces, strict=True)
-    assert sum(one != another for one, another in pairs) <= 1
+    assert sum(one != another for one, another in pairs) == 1
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_each_round_adds_new_courses_that_differ_from_the_worse_half_in_one_piece(seed: int, number: int) -> None:
+    random = Random(seed)
+    drawn = choose_courses(random, number, {})
+    assert drawn == choose_courses(Random(seed), number, {})
+    gains = {course: 1.0 - place / 100 for place, course in enumerate(drawn)}
+    added = choose_courses(random, number, gains)
+    assert len({*drawn, *added}) == 2 * number
+    worse = drawn[-max(1, number // 2) :]
+    for course in added:
+        assert any(
+            len(course.pieces) == len(parent.pieces)
+            and sum(one != another for one, another in zip(course.pieces, parent.pieces, strict=True)) == 1
+            for parent in worse
+        )
+
+
+def test_a_course_on_which_the_policy_loses_misses_the_bar() -> None:
+    rows = [{"round": 0, "auto_gain": 1.2}, {"round": 0, "auto_gain": 0.99}, {"round": 1, "auto_gain": 0.9}]
+    least, mean = regret_checks(rows)
+    assert (least.value, least.holds, mean.holds) == (0.9, False, True)
+    assert mean.value == pytest.approx((1.2 * 0.99) ** 0.5)
 
 
 def test_a_course_is_measured_from_both_starts() -> None:
-    rows = measure_course(Course(((5.0, 0.25), (20.0, 1.0))), 60.0)
+    # A constant link: nothing is gained or lost.
+    rows = measure_course(Course(((5.0, 1.0), (20.0, 1.0))), 60.0)
     assert [row["start"] for row in rows] == ["declared", "one region"]
-    assert all(float(row["none_per_s"]) > 0 and float(row["auto_gain"]) > 0 for row in rows)
+    first, second = (float(row["none_per_s"]) for row in rows)
+    assert first > second > 0
+    assert float(rows[0]["auto_gain"]) == pytest.approx(1, abs=0.02)

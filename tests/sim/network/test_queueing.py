@@ -10,14 +10,19 @@ from collections import deque
 import numpy as np
 import pytest
 import simpy
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from planner.cost.network import payload_bps
 from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
 from sim.network.routes import Route
 from sim.network.single_link import FairLink
+from tests.helpers.strategies.trace_strategies import link_traces
+from traces.trace import LinkTrace
 
 Floats = NDArray[np.float64]
 
@@ -158,3 +163,19 @@ def test_a_link_that_some_connections_fill_is_a_waiting_line_with_as_many_server
     waiting = offered**connections / math.factorial(connections) / (1 - load)
     waits_share = waiting / (sum(parts) + waiting)
     assert_mean(sojourn_s, connections + waits_share / (1 - load), within=0.05)
+
+
+@given(link_traces(), link_traces(), st.lists(st.floats(0, 5e3), min_size=1, max_size=20))
+def test_the_rate_of_a_path_is_that_of_its_slowest_link_whenever_it_is_asked_for(
+    first: LinkTrace, second: LinkTrace, times_s: list[float]
+) -> None:
+    """Times may go back, as those of the two directions of a link do."""
+    path = (*(Link("a", "b", 1e9, 0.01, trace=trace) for trace in (first, second)), Link("b", "c", 5e7, 0.01))
+    effects = NetworkEffects(cold_start=True)
+    environment = simpy.Environment()
+    route = Route("a", "c", path, (), 1, math.inf)
+    shared = FairLink(environment, join_tables([RateTable((0.0,), (RATE_BPS,))]), 0)
+    connection = Connection(environment, route, shared, effects, 0.0, deque())
+    for time_s in times_s:
+        slowest_bps = min(5e7, *(float(trace.bandwidth_at(time_s)) for trace in (first, second)))
+        assert connection._payload_bps(time_s) == payload_bps(effects, slowest_bps)

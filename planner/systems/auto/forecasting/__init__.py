@@ -1,1 +1,1 @@
-"""Forecasts of links and step times from the steps of a run, the plans that suit them, and probes of links unseen."""
+"""Forecasts of links, predicted step times, and plans that probe links out of sight."""
