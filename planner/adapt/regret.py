@@ -5,8 +5,8 @@ for layers, is compared with the step that the first plan would have taken on th
 taken from the budget, and half of the time that was gained refills it, since predicted steps are wrong by as much as
 most gains. While links that the first plan needs are out of sight, nothing refills the budget; what the steps lose if
 these links are as expected is at stake, until a probe shows them again. A policy that makes only moves which the budget
-can pay, and returns to the first plan while it can still pay the way back, loses no more than the budget and one such
-way, as far as predicted steps of the first plan are right.
+can pay with the way back, and returns to the first plan while it can still pay that way, loses no more than the budget,
+as far as predicted steps of the first plan are right and the way back takes no longer than expected.
 """
 
 from planner.plan.plan import Plan

@@ -12,8 +12,8 @@ predictions:
 - The time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move.
 - The time that it would have saved since the regime began is at least the time of the move.
 
-No move is made that the budget of regret (`planner.adapt.regret`) cannot pay. When what is left only just pays
-the way back to the first plan of the run, the policy returns to it, if that costs less than to stay.
+No move is made if the budget of regret (`planner.adapt.regret`) cannot pay it and the way back to the first plan of
+the run. When what is left only just pays that way, the policy returns to the plan, if that costs less than to stay.
 
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
 (`planner.systems.auto.forecasting.probing`), for a limited share of the run. The method and all thresholds are our own.
@@ -248,10 +248,15 @@ class AutoPolicy:
         return min(filter(is_near, step_s), key=cost)
 
     def _can_pay(self, plan: Plan, other: Plan) -> bool:
-        """Return whether the budget of regret pays a move to ``other``; that to the first plan is free."""
+        """Return whether the budget of regret pays a move to ``other`` and the way back to the first plan.
+
+        A change that moves no layers is free, as is the move to the first plan.
+        """
         if self._regret is None or other == self._regret.first:
             return True
-        return _moving_s(plan, other, self._predictions.worst()) <= max(0.0, self._regret.left_s)
+        worst = self._predictions.worst()
+        there_s = _moving_s(plan, other, worst)
+        return not there_s or there_s + _moving_s(other, self._regret.first, worst) <= max(0.0, self._regret.left_s)
 
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
