@@ -47,7 +47,11 @@ _ENDLESS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Pieces of a link's rate: their lengths, seconds, and their rates as multiples of the declared one."""
+    """A link's rate over time.
+
+    Attributes:
+        pieces: Length, seconds, and rate, as a multiple of the declared one, of each piece.
+    """
 
     pieces: tuple[tuple[float, float], ...]
 
