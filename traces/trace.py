@@ -82,8 +82,7 @@ class LinkTrace:
 
     def piece_at(self, time_s: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Return the index of the piece that holds at each time (seconds from the start)."""
-        local_s, _ = self._fold(np.asarray(time_s, dtype=np.float64))
-        return np.searchsorted(self.times_s, local_s, side="right") - 1
+        return self._locate(np.asarray(time_s, dtype=np.float64))[0]
 
     def bandwidth_at(self, time_s: npt.ArrayLike) -> FloatArray:
         """Return the rate at each time, bits per second."""
@@ -95,8 +94,7 @@ class LinkTrace:
         The second is the end of the piece less a margin for rounding, so that it may lie before ``time_s``. It is
         infinite in the last piece of a trace that does not loop.
         """
-        local_s, start_s = self._fold(np.asarray(time_s, np.float64))
-        piece = int(np.searchsorted(self.times_s, local_s, side="right")) - 1
+        piece, _, start_s = self._locate(np.asarray(time_s, np.float64))
         if piece + 1 < len(self.times_s):
             end_s = float(start_s + self.times_s[piece + 1])
         else:
@@ -123,6 +121,11 @@ class LinkTrace:
         duration_s = self._time_of_bits(target_bits) - start_s
         return np.where(bits <= 0, 0.0, np.maximum(duration_s, 0.0))
 
+    def _locate(self, time_s: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray, FloatArray]:
+        """Return the piece that holds at each time, and what `_fold` returns."""
+        local_s, start_s = self._fold(time_s)
+        return np.searchsorted(self.times_s, local_s, side="right") - 1, local_s, start_s
+
     def _fold(self, time_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Split times into (time since the start of its period, that start); without ``loops`` all starts are 0."""
         if not self.loops:
@@ -133,8 +136,7 @@ class LinkTrace:
 
     def _bits_until(self, time_s: FloatArray) -> FloatArray:
         """Return the bits carried from time 0 to ``time_s``."""
-        local_s, start_s = self._fold(time_s)
-        piece = np.searchsorted(self.times_s, local_s, side="right") - 1
+        piece, local_s, start_s = self._locate(time_s)
         before_bits: FloatArray = start_s / self.duration_s * self._cumulative_bits[-1]
         inside_bits = self.bandwidth_bps[piece] * (local_s - self.times_s[piece])
         return before_bits + (self._cumulative_bits[piece] + inside_bits)

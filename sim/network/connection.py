@@ -68,22 +68,20 @@ class SendWindow:
         self._halve_if_idle(now_s)
         path_bytes = rate_bps * max(self._round_trip_s, clear_s + self._back_s - now_s) / 8
         clock_s, left_bytes = now_s, float(size_bytes)
-        unacknowledged, round_trip_s, earliest_s = self._unacknowledged, self._round_trip_s, clear_s + self._back_s
         while left_bytes > 0:
-            if not unacknowledged or unacknowledged[0][0] <= clock_s:
-                self._acknowledge(clock_s, path_bytes)
+            self._acknowledge(clock_s, path_bytes)
             open_bytes = self.size_bytes
             part_bytes = min(left_bytes, open_bytes / _PARTS)
             # Rounding must not delay a part.
-            if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and unacknowledged:
-                clock_s = max(clock_s, unacknowledged[0][0])
+            if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
+                clock_s = max(clock_s, self._unacknowledged[0][0])
                 continue
             part_s = 8 * part_bytes / rate_bps
             clock_s += part_s
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
-            acknowledged_s = max(clock_s - part_s / 2 + round_trip_s, earliest_s)
-            unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
+            acknowledged_s = max(clock_s - part_s / 2 + self._round_trip_s, clear_s + self._back_s)
+            self._unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)

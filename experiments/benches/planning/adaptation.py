@@ -19,21 +19,20 @@ from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import geometric_mean, median
 
 import numpy as np
 
 from executor.backend import TorchBackend, choose_emulator
 from experiments.benches.cases import TRACES_VARIABLE, draw_seeds
-from experiments.benches.planning.adaptation_cases import AdaptationCase, cases
+from experiments.benches.planning.adaptation_cases import LEAST_GAIN, AdaptationCase, cases, run_for
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.runs.scenario import choose_scenario
-from planner.adapt.policy import Policy
 from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
-from planner.runs.record import Backend, RunRecord
+from planner.runs.record import Backend
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, in_window
 from planner.step.evaluate import step_times_s
@@ -95,17 +94,14 @@ QUICK_DURATION_S = 600.0
 # Length of the windows on which plans are judged in hindsight, seconds.
 WINDOW_S = 10.0
 
-# Bars: the least gain, the least mean gain against the start of a user who knows one minute, and for cases in which
+# Bars beside `LEAST_GAIN`: the least mean gain against the start of a user who knows one minute, and for cases in which
 # changes could gain `WORTHWHILE` or more, their least number, the least mean gain and the least share of the possible
 # gain, in the median.
-LEAST_GAIN, LEAST_GAIN_OF_USERS = 0.98, 1.25
+LEAST_GAIN_OF_USERS = 1.25
 WORTHWHILE, FEWEST_WORTHWHILE, LEAST_WORTHWHILE_GAIN, LEAST_SHARE = 1.15, 3, 1.10, 0.5
 
 # Most starting plans of a case that are simulated; the evaluator chooses them.
 _MOST_STARTS = 3
-
-# A number of steps that no run reaches, since runs end after their duration.
-_ENDLESS = 10**9
 
 
 def measure_adaptation(
@@ -159,7 +155,7 @@ def checks(half: str, rows: Sequence[Row]) -> list[Check]:
 
 def _mean(rows: Sequence[Row], column: str) -> float:
     """Return the geometric mean of a column of ratios."""
-    return math.exp(sum(math.log(float(row[column])) for row in rows) / len(rows))
+    return geometric_mean(float(row[column]) for row in rows)
 
 
 def measure_case(case: AdaptationCase, duration_s: float) -> Row:
@@ -168,14 +164,14 @@ def measure_case(case: AdaptationCase, duration_s: float) -> Row:
     users = searched_once(_uncompressed(in_window(scenario, 0.0, FIRST_MINUTE_S)))[0]
     starts = _starts(scenario, duration_s)
     static = dict.fromkeys((users, *starts))
-    static_per_s = {plan: _samples_per_s(_run(scenario, plan, None, duration_s)) for plan in static}
+    static_per_s = {plan: measure(run_for(duration_s, scenario, plan)).samples_per_s for plan in static}
     start = max(starts, key=lambda plan: static_per_s[plan])
-    deepcee = _run(scenario, start, DeepceePolicy(scenario), duration_s)
+    deepcee = run_for(duration_s, scenario, start, DeepceePolicy(scenario))
     policy = AutoPolicy(scenario, searched_once)
-    adapted = _run(scenario, start, policy, duration_s)
+    adapted = run_for(duration_s, scenario, start, policy)
     changes = [decision.plan for decision in (*deepcee.decisions, *adapted.decisions)]
     plans = list(dict.fromkeys((start, *starts, *policy.portfolio.plans(), *changes)))
-    users_per_s, none_per_s, auto_per_s = static_per_s[users], static_per_s[start], _samples_per_s(adapted)
+    users_per_s, none_per_s, auto_per_s = static_per_s[users], static_per_s[start], measure(adapted).samples_per_s
     return {
         "scenario": scenario.name,
         "trace": case.pair.name,
@@ -187,7 +183,7 @@ def measure_case(case: AdaptationCase, duration_s: float) -> Row:
         "compression": start.compression,
         "possible_gain": _possible_gain(scenario, plans, duration_s),
         "auto_gain": auto_per_s / none_per_s,
-        "deepcee_gain": _samples_per_s(deepcee) / none_per_s,
+        "deepcee_gain": measure(deepcee).samples_per_s / none_per_s,
         "users_gain": auto_per_s / users_per_s,
         "decisions": len(adapted.decisions),
         "moved_mb": sum(decision.migration.size_bytes for decision in adapted.decisions) / 1e6,
@@ -206,14 +202,6 @@ def _starts(scenario: Scenario, duration_s: float) -> list[Plan]:
 
 def _uncompressed(scenario: Scenario) -> Scenario:
     return replace(scenario, training=replace(scenario.training, compressions=("none",)))
-
-
-def _samples_per_s(run: RunRecord) -> float:
-    return measure(run).samples_per_s
-
-
-def _run(scenario: Scenario, plan: Plan, policy: Policy | None, duration_s: float) -> RunRecord:
-    return Simulator(duration_s=duration_s).run(scenario, plan, policy, _ENDLESS)
 
 
 def _latency_s(link: Link, moment_s: float) -> float:

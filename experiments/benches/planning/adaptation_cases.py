@@ -13,11 +13,21 @@ from pathlib import Path
 
 from experiments.benches.planning.adaptation_traces import TracePair, trace_pairs
 from experiments.runs.scenario import choose_scenario
+from planner.adapt.policy import Policy
+from planner.plan.plan import Plan
+from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.scenario import Scenario
+from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
 COMPRESSIONS = ("none", "int8")
+
+# Bar: the least throughput with a policy, as a share of that of the plan it starts with.
+LEAST_GAIN = 0.98
+
+# A number of steps that no run reaches, since runs end after their duration.
+_ENDLESS = 10**9
 
 _FILE = "cloud-edge-end"
 
@@ -65,6 +75,11 @@ def scenarios() -> tuple[Scenario, ...]:
 
 def _with_devices(scenario: Scenario, name: str, devices: tuple[Device, ...]) -> Scenario:
     return replace(scenario, name=name, cluster=Cluster(devices, scenario.cluster.links))
+
+
+def run_for(duration_s: float, scenario: Scenario, plan: Plan, policy: Policy | None = None) -> RunRecord:
+    """Simulate ``duration_s`` seconds of a plan, with a policy if there is one."""
+    return Simulator(duration_s=duration_s).run(scenario, plan, policy, _ENDLESS)
 
 
 def wide_area_links(scenario: Scenario) -> list[Link]:

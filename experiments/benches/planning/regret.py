@@ -11,11 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, log
 from random import Random
+from statistics import geometric_mean
 
 from experiments.benches.cases import draw_seeds
-from experiments.benches.planning.adaptation_cases import scenarios, wide_area_links, with_traces
+from experiments.benches.planning.adaptation_cases import LEAST_GAIN, run_for, scenarios, wide_area_links, with_traces
+from experiments.benches.planning.adaptation_traces import DURATION_S
 from experiments.benches.result import BenchResult, Check, Row, at_least
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
@@ -23,11 +24,9 @@ from planner.scenario.scenario import Scenario, within_regions
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import searched_once
-from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
 SCENARIO = "alike"
-DURATION_S = 3600.0
 
 # Courses that are drawn, and rounds of replaced pieces.
 COURSES, ROUNDS = 16, 2
@@ -38,11 +37,8 @@ LENGTHS_S = (5.0, 20.0, 60.0, 150.0, 400.0)
 FACTORS = (0.01, 0.05, 0.25, 0.7, 1.0, 1.5)
 FEWEST_PIECES, MOST_PIECES = 2, 8
 
-# Bars: the least gain on any course, and the least geometric mean over those that were drawn at random.
-LEAST_GAIN, LEAST_DRAWN_GAIN = 0.98, 1.0
-
-# A number of steps that no run reaches, since runs end after their duration.
-_ENDLESS = 10**9
+# Bar beside `LEAST_GAIN`: the least geometric mean over the courses that were drawn at random.
+LEAST_DRAWN_GAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +119,9 @@ def choose_courses(random: Random, number: int, gains: dict[Course, float]) -> l
 def checks(rows: list[Row]) -> list[Check]:
     """Return the checks of the gains of `auto`, which are its throughput divided by that of the plan it starts with."""
     drawn = [float(row["auto_gain"]) for row in rows if row["round"] == 0]
-    mean = exp(sum(map(log, drawn)) / len(drawn))
     return [
         at_least("least auto / none", min(float(row["auto_gain"]) for row in rows), LEAST_GAIN),
-        at_least("courses drawn at random: auto / none, mean", mean, LEAST_DRAWN_GAIN),
+        at_least("courses drawn at random: auto / none, mean", geometric_mean(drawn), LEAST_DRAWN_GAIN),
     ]
 
 
@@ -137,10 +132,7 @@ def measure_course(course: Course, duration_s: float = DURATION_S) -> list[Row]:
     scenario = with_traces(steady, [course.trace(link.bandwidth_bps)])
     rows: list[Row] = []
     for start, plan in starts(steady).items():
-        runs = [
-            Simulator(duration_s=duration_s).run(scenario, plan, policy, _ENDLESS)
-            for policy in (None, AutoPolicy(scenario, searched_once))
-        ]
+        runs = [run_for(duration_s, scenario, plan, policy) for policy in (None, AutoPolicy(scenario, searched_once))]
         none_per_s, auto_per_s = (measure(run).samples_per_s for run in runs)
         rows.append(
             {

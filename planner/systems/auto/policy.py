@@ -13,7 +13,7 @@ predictions:
 - The time that it would have saved since the regime began is at least the time of the move.
 
 No move is made if the budget of regret (`planner.adapt.regret`) cannot pay it and the way back to the first plan of
-the run. When what is left only just pays that way, the policy returns to the plan, if that costs less than to stay.
+the run. When what is left only just pays that way, the policy takes it, if that costs less than to stay.
 
 A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
 (`planner.systems.auto.forecasting.probing`), for a limited share of the run. The method and all thresholds are our own.

@@ -17,9 +17,7 @@ from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.candidates.small_cluster import all_pipelines
 from planner.systems.auto.candidates.subset_dp import subset_costs, timed_pipelines
 from planner.systems.auto.candidates.uniform import find_templates
-from planner.systems.auto.forecasting.forecast import (
-    forecast_paths,
-)
+from planner.systems.auto.forecasting.forecast import forecast_paths
 from planner.systems.deepcee.depth_choice import DepthChoice
 from planner.systems.deepcee.layer_split import split_problem
 from planner.systems.deepcee.observed_paths import ObservedPaths

@@ -13,9 +13,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.auto.forecasting.probing import (
-    probing_plan,
-)
+from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
 from planner.systems.registry import make_policy
