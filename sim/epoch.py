@@ -24,7 +24,7 @@ from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
 from sim.step_gate import PolicyClock, StepGate, StopCondition
 from sim.updates.async_updates import AsyncUpdates, UpdateMessage
-from sim.updates.decoupled import DecoupledUpdates, LayersMessage
+from sim.updates.decoupled import DecoupledUpdates, LayersMessage, StatesMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class EpochRun:
                 self._recorder.add(self.updates.send_event(message))
                 for number, actor in self.updates.arrive(message):
                     self._enter(number, [actor])
-            case LayersMessage():
+            case LayersMessage() | StatesMessage():
                 assert self._decoupled is not None
                 self._decoupled.deliver(message)
             case _:

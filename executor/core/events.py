@@ -12,13 +12,13 @@ from typing import Any
 
 from executor.core.messages import pack
 from planner.adapt.gradient_noise import LocalNorms
-from planner.events.event import UPDATE_ACTION, Event, EventKind, EventWriter
+from planner.events.event import Event, EventWriter
 
 # The shortest wait for a message that is recorded; a shorter one is the time of the call itself.
 NOTICEABLE_WAIT_S = 0.0005
 
-# Number of steps for `StepPublisher` of a run whose last step is not known; no step is held back by sends of updates.
-UNKNOWN_STEPS = sys.maxsize
+# For `EventRecorder.sending`: a step that no run has, so that the send holds none back.
+NO_STEP = sys.maxsize
 
 # Number of rows that are written together: those of about a second, which take a few milliseconds to write.
 _ROWS_AT_ONCE = 1024
@@ -28,19 +28,17 @@ _ROWS_AT_ONCE = 1024
 class StepPublisher:
     """Collects the rows of each step, and publishes a step to the head once its sends have departed.
 
-    Each send, and each transfer of layers before the step, holds the step back from `sending` until its row is logged;
-    the receive of a probe does so until it arrives. Backups hold nothing back: late rows are published with a later
+    Each send, and each transfer of layers before the step, holds the step back until its row is logged; the receive of
+    a probe does so until it arrives. Backups hold nothing back: late rows are published with a later
     step.
 
     Args:
         publish: Sends the head a step and its rows, in the form of `executor.core.messages.pack`.
-        steps: Number of the step after the last one.
         kept: Returns the newest step before which this rank's copies are complete; None if it keeps none.
     """
 
     _publish: Callable[[int, dict[str, Any]], None]
     first_step: InitVar[int]
-    _steps: int
     _kept: Callable[[], int | None]
 
     def __post_init__(self, first_step: int) -> None:
@@ -55,7 +53,7 @@ class StepPublisher:
         self._lock = threading.Lock()
 
     def log(self, event: Event) -> None:
-        """Add an event row; that of a send or of a transfer of layers also releases the step that `sending` held back.
+        """Add an event row.
 
         Asynchronous updates may be sent and applied after their step was published. Such rows are published with the
         next step; a policy does not get them.
@@ -63,8 +61,6 @@ class StepPublisher:
         with self._lock:
             is_late = event.step <= self._finished and event.step not in self._open
             (self._late if is_late else self._events[event.step]).append(event)
-        if event.kind in (EventKind.SEND, EventKind.MIGRATE):
-            self.release(self._steps - 1 if event.action == UPDATE_ACTION else event.step)
 
     def sending(self, step: int) -> None:
         """Hold a step back from publication while a send is under way."""
@@ -171,7 +167,13 @@ class EventRecorder:
         """
         if self._publisher is not None:
             self._publisher.sending(step)
-        return lambda end_s: self.log(row(start_s, end_s))
+
+        def departed(end_s: float) -> None:
+            self.log(row(start_s, end_s))
+            if self._publisher is not None:
+                self._publisher.release(step)
+
+        return departed
 
 
 class PartnerRows(EventRecorder):

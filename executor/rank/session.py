@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from executor.core.control_channel import reach_head, read_key
-from executor.core.events import UNKNOWN_STEPS, EventRecorder, PartnerRows, StepPublisher
+from executor.core.events import EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
@@ -56,9 +56,7 @@ class Session:
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
-        # Workers at their own speed take more steps than the run has: its last one must not hold back their rows.
-        steps = UNKNOWN_STEPS if self._config.run.decoupled else self._config.run.steps
-        publisher = StepPublisher(self._publish, self._spec.first_step, steps, kept)
+        publisher = StepPublisher(self._publish, self._spec.first_step, kept)
         self._publisher = publisher if self._config.run.is_steered else None
         self._rows = EventRecorder(self._context.file, self._publisher)
         self._staging = Staging(self._context.copies, self._fail)

@@ -25,7 +25,8 @@ from executor.recovery.checkpoint_file import LayerTensors, Part, with_outer
 from executor.recovery.checkpoint_writer import separate_pipelines
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.runtime.decoupled.common_layers import CommonLayers, Merged
-from executor.runtime.decoupled.links import HELLO, LAST, MARK, NEWS, OVER, SENT, LayerLink, news_rows, sent_of
+from executor.runtime.decoupled.links import HELLO, LAST, MARK, NEWS, OVER, SENT, STATE, LayerLink, news_rows, sent_of
+from executor.runtime.decoupled.state_relay import StateRelay
 from executor.runtime.outer_state import NoOuterState, OuterState
 from executor.training.flat_state import FlatParameters, model_state
 from executor.training.models.loading import LoadedModel
@@ -33,6 +34,7 @@ from executor.wan.testbed import device_address
 from planner.cost.synchronisation import layer_elements
 from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.files.plan import plan_json
+from planner.scenario.training import OPTIMIZER_STATES
 
 _LOCAL = "127.0.0.1"
 
@@ -118,6 +120,14 @@ class Syncer:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._rows: list[Event] = []
         self._is_concluding = False
+        self._relay = StateRelay(
+            self._name,
+            {holder.name: holder.worker for holder in self._holders.values()},
+            {holder.name: holder.layers for holder in self._holders.values()},
+            OPTIMIZER_STATES[scenario.training.optimizer.name] > 0,
+            context.clock,
+            lambda row: self._events.put(lambda: self._rows.append(row)),
+        )
         address = device_address(config.rank) if config.run.emulator == "relay" else _LOCAL
         self._listening = listen((address, 0))
         self.address = self._listening.getsockname()[:2]
@@ -185,6 +195,7 @@ class Syncer:
         """Connect a device, which has these versions of its layers; None if it needs those of all layers."""
         if holder.link is not None:
             holder.link.close()
+            self._relay.lose(holder.name)
         shaper, clock = self._context.shaper, self._context.clock
         emulation = None if shaper is None else shaper.between(self._name, holder.name)
         link: LayerLink
@@ -201,18 +212,23 @@ class Syncer:
             layer for layer in holder.layers if known is None or self._common.version(layer) > known[layer]
         }
         self._flush(holder)
+        self._relay.connect(holder.name, link, joins=known is None)
 
     def _lose(self, holder: _Holder, link: LayerLink) -> None:
         link.close()
         if holder.link is link:
             holder.link, holder.is_busy = None, False
             holder.pending.clear()
+            self._relay.lose(holder.name)
             for checkpoint in list(self._snapshots):
                 self._note_mark(holder, checkpoint)
 
     def _hear(self, holder: _Holder, words: Words, payload: torch.Tensor, arrived_s: float) -> None:
         if words["kind"] == LAST:
+            self._relay.end(holder.name)
             self._client.send("last", device=holder.name)
+        elif words["kind"] == STATE:
+            self._relay.pass_on(holder.name, words, payload, arrived_s)
         elif words["kind"] == MARK:
             checkpoint = int(words["step"])
             if checkpoint > self._last_snapshot:

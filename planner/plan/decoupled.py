@@ -7,9 +7,13 @@ common parameters; version 0 is the start.
 A layer's pseudo-gradient is the version that the worker has taken over last, minus its own parameters. The worker sends
 the layers of a fragment after the steps that `FragmentExchanges` gives, except those whose last pseudo-gradient is not
 yet in a version that it has taken over: their next one then contains the progress since.
+
+A worker whose process was replaced takes over the present common parameters, and the state of the inner optimizer of
+another worker: with an empty one, the first steps of AdamW are too long, and spoil the common parameters.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
@@ -194,3 +198,52 @@ class WorkerLayers:
     def join(self, step: int) -> None:
         """Begin anew with a step, since the worker's process was replaced: the newest versions are to come."""
         self._layers = {layer: _Layer(own.fragment, step, own.base) for layer, own in self._layers.items()}
+
+
+class StateRequests:
+    """Decides which worker gives its optimizer's state of layers to a worker that joins; the syncer passes it on.
+
+    A request is answered at the end of the giver's next step. If the giver is lost before, another one is asked.
+
+    Args:
+        workers: Number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        # The giver of each layer that a worker awaits, by worker.
+        self._givers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+
+    def awaits(self, worker: int) -> bool:
+        """Return whether a worker awaits the state of layers."""
+        return bool(self._givers.get(worker))
+
+    def ask(self, worker: int, layers: Iterable[int], able: Collection[int]) -> int | None:
+        """Return the worker that gives ``worker`` the state of layers; None if it must do without.
+
+        Args:
+            able: Workers that are there and have steps left, so that they can give what they have.
+        """
+        others = [other for other in able if other != worker and not self.awaits(other)]
+        # The next one, so that workers which join at the same time ask different ones.
+        giver = min(others, key=lambda other: (other - worker) % self._workers, default=None)
+        for layer in layers:
+            if giver is not None:
+                self._givers[worker][layer] = giver
+            else:
+                self._givers[worker].pop(layer, None)
+        return giver
+
+    def lose(self, worker: int) -> dict[int, list[int]]:
+        """Forget what a worker awaits; return, by worker, the layers whose state it should have given to others."""
+        self._givers.pop(worker, None)
+        return self.given_by(worker)
+
+    def given_by(self, giver: int) -> dict[int, list[int]]:
+        """Return, by worker, the layers whose state a worker was asked for and has not given."""
+        found = {other: [each for each, by in own.items() if by == giver] for other, own in self._givers.items()}
+        return {other: layers for other, layers in found.items() if layers}
+
+    def answer(self, worker: int, layers: Iterable[int]) -> list[int]:
+        """Note that the state of layers goes to a worker; return those that it awaited."""
+        return [layer for layer in layers if self._givers[worker].pop(layer, None) is not None]

@@ -12,13 +12,14 @@ from math import inf
 
 import simpy
 
+from planner.adapt.migration import state_bytes
 from planner.cost.synchronisation import layer_elements
-from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.plan.decoupled import Contribution, Rounds, WorkerLayers
+from planner.events.event import MIGRATE_ACTION, OUTER_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.plan.decoupled import Contribution, Rounds, StateRequests, WorkerLayers
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES
+from planner.scenario.training import FLOAT32_BYTES, OPTIMIZER_STATES
 from sim.kernel.events import Timer
 from sim.network.connection import Message
 from sim.network.network import Network
@@ -41,6 +42,16 @@ class LayersMessage(Message):
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class StatesMessage(Message):
+    """The state of layers on the way to a syncer, or on from there, for the device ``target`` of a worker that joins."""
+
+    sender: str
+    receiver: str
+    target: str
+    layers: tuple[int, ...]
+
+
 @dataclass(eq=False, slots=True)
 class _Presence:
     """Whether the devices of a worker are there, and what they lack after an absence.
@@ -48,12 +59,19 @@ class _Presence:
     Attributes:
         is_away: Whether one of its devices is absent.
         missing: How many layers its devices lack of those that they need before they go on after an absence.
+        without_state: Layers whose state another worker is to give before.
         held: Steps, each with an actor, that have ended meanwhile.
     """
 
     is_away: bool = False
     missing: int = 0
+    without_state: set[int] = field(default_factory=set)
     held: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether something is lacking."""
+        return bool(self.missing or self.without_state)
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +85,7 @@ class _Holder:
         news: The last message that has brought each layer, until the layer is taken over.
         pending: Layers whose new version waits for the end of the message before, by syncer.
         busy: The syncers that are sending it a message.
+        wanted: The layers whose state it gives after its next step, by syncer and receiving device.
     """
 
     name: str
@@ -77,6 +96,7 @@ class _Holder:
     news: dict[int, LayersMessage] = field(default_factory=dict)
     pending: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     busy: set[str] = field(default_factory=set)
+    wanted: defaultdict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
 
 
 class DecoupledUpdates:
@@ -120,6 +140,9 @@ class DecoupledUpdates:
         self._there: dict[tuple[int, int], LayersMessage] = {}
         self._merged_step: dict[tuple[int, int], int] = {}
         self._under_way = 0
+        self._requests = StateRequests(count)
+        self._state_bytes = {layer: state_bytes(scenario, layer, layer + 1) for layer in self._syncer}
+        self._has_state = OPTIMIZER_STATES[scenario.training.optimizer.name] > 0
         for fault in scenario.faults:
             for worker, pipeline in enumerate(plan.pipelines):
                 names = {name for stage in pipeline.stages for replica in stage.replicas for name in replica.devices}
@@ -138,11 +161,12 @@ class DecoupledUpdates:
 
     def _end_step(self, step: int, actor: int, now_s: float) -> None:
         worker, holder = self.steps.worker_of(actor), self._holders.get(self._actors[actor])
-        if self._present[worker].missing:
+        if self._present[worker].is_joining:
             self._present[worker].held.append((step, actor))
             return
         if holder is not None:
             self._send(holder, step, now_s)
+            self._give(holder, step + 1, now_s)
             if self.steps.goes_on(worker, step + 1):
                 self._take_over(holder, step + 1, now_s)
         if self.steps.finish(step, actor, now_s):
@@ -159,13 +183,17 @@ class DecoupledUpdates:
         self._present[worker].is_away = True
         for holder in self._of(worker):
             holder.pending.clear()
+            holder.wanted.clear()
+        for other, layers in self._requests.lose(worker).items():
+            self._ask(other, layers, timer.time_s)
         if for_ever and self.steps.lose(worker):
             self._check_end(timer.time_s)
 
     def _return(self, worker: int, timer: Timer) -> None:
-        """Let the worker of a new process take over the present parameters of all layers before it goes on."""
+        """Let the worker of a new process take over the present parameters and another state of all layers before."""
         present = self._present[worker]
         present.is_away = False
+        present.without_state.clear()
         present.missing = sum(len(holder.elements) for holder in self._of(worker))
         for holder in self._of(worker):
             holder.layers.join(self.steps.finished(worker))
@@ -174,11 +202,46 @@ class DecoupledUpdates:
                 holder.pending[self._syncer[layer]].add(layer)
             for syncer in list(holder.pending):
                 self._flush(syncer, holder, timer.time_s)
+        self._ask(worker, [layer for holder in self._of(worker) for layer in holder.elements], timer.time_s)
+
+    def _ask(self, worker: int, layers: Sequence[int], now_s: float) -> None:
+        """Let another worker give one that joins the state of layers, or none if nobody has it."""
+        able = [
+            other
+            for other, present in enumerate(self._present)
+            if not present.is_away and self._has_state and self.steps.goes_on(other, self.steps.finished(other))
+        ]
+        giver = self._requests.ask(worker, layers, able)
+        present = self._present[worker]
+        if giver is None:
+            present.without_state -= set(layers)
+            self._join(worker, now_s)
+            return
+        present.without_state |= set(layers)
+        for target in self._of(worker):
+            for source in self._of(giver):
+                for layer in target.elements.keys() & source.elements.keys() & set(layers):
+                    source.wanted[self._syncer[layer], target.name].add(layer)
+
+    def _give(self, holder: _Holder, step: int, now_s: float) -> None:
+        """Send the syncers the state of the layers that workers which join want of a device, before a step."""
+        for (syncer, target), wanted in sorted(holder.wanted.items()):
+            self._send_states(holder.name, syncer, target, tuple(sorted(wanted)), step, now_s)
+        holder.wanted.clear()
+
+    def _send_states(
+        self, sender: str, receiver: str, target: str, layers: tuple[int, ...], step: int, now_s: float
+    ) -> None:
+        size_bytes = sum(self._state_bytes[layer] for layer in layers)
+        message = StatesMessage(
+            step, -1, size_bytes, now_s, sender=sender, receiver=receiver, target=target, layers=layers
+        )
+        self._network.connection(sender, receiver).send(message)
 
     def _join(self, worker: int, now_s: float) -> None:
         """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""
         present = self._present[worker]
-        if present.missing:
+        if present.is_joining or present.is_away:
             return
         for holder in self._of(worker):
             self._take_over(holder, self.steps.finished(worker), now_s)
@@ -227,8 +290,14 @@ class DecoupledUpdates:
         )
         self._network.connection(syncer, holder.name).send(message)
 
-    def deliver(self, message: LayersMessage) -> None:
+    def deliver(self, message: LayersMessage | StatesMessage) -> None:
         """Record the departure of a message, and await its arrival."""
+        if isinstance(message, StatesMessage):
+            place = (message.sender, message.receiver, -1, -1, -1, message.step, MIGRATE_ACTION)
+            times_s = (message.ready_s, message.departed_s)
+            self._record(Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s))
+            Timer(self._environment, message.arrived_s, lambda timer: self._arrive_states(message, timer.time_s))
+            return
         place = (message.sender, message.receiver, message.pipeline, -1, -1, message.step)
         times_s = (message.ready_s, message.departed_s)
         self._record(
@@ -239,6 +308,15 @@ class DecoupledUpdates:
             holder = self._holders[message.receiver]
             holder.busy.discard(message.sender)
             self._flush(message.sender, holder, message.departed_s)
+
+    def _arrive_states(self, message: StatesMessage, now_s: float) -> None:
+        worker = self._holders[message.target].worker
+        if message.receiver != message.target:
+            if self._requests.answer(worker, message.layers) and not self._present[worker].is_away:
+                self._send_states(message.receiver, message.target, message.target, message.layers, message.step, now_s)
+        elif not self._present[worker].is_away and self._present[worker].without_state:
+            self._present[worker].without_state -= set(message.layers)
+            self._join(worker, now_s)
 
     def _arrive(self, message: LayersMessage, now_s: float) -> None:
         if message.versions:

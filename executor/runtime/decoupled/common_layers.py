@@ -60,6 +60,31 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request for the state of layers, by a device of a worker that joins."""
+
+    device: str
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """A message with the state of layers, for a device of a worker that joins.
+
+    Attributes:
+        step: The giver's step before which it was copied; -1 if nobody gives it.
+        payload: The state as `executor.training.compute.Compute.layer_state` returns it, of one layer after the other;
+            empty if nobody gives it.
+        arrived_s: Run second of the arrival; minus infinity before.
+    """
+
+    layers: tuple[int, ...]
+    step: int
+    payload: torch.Tensor
+    arrived_s: float = -inf
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """What an outer step has merged of one message.
 

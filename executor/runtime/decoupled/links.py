@@ -11,6 +11,9 @@ mark    step of a checkpoint                                 by a worker when it
 last    none                                                 by a worker after its last step
 news    rows (layer, version, step), step of the last mark;  by a syncer after outer steps, or to a worker that joins
         common parameters
+wanted  device of a worker that joins, layers                by a syncer to a device of another worker
+state   device that joins, layers, step; state of layers     by that device after its step, and by the syncer to the
+        with the parameters, empty if nobody gives it        one that joins
 over    none                                                 by a syncer after the last outer steps of all workers
 ======= ==================================================== ==========================================================
 """
@@ -27,12 +30,13 @@ from executor.core.clock import RunClock
 from executor.core.control_channel import Channel
 from executor.core.control_channel import Message as Words
 from executor.core.failures import PeerLostError
-from executor.runtime.decoupled.common_layers import News, Sent
+from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
 from executor.transport.timed_path import Emulation
 from executor.transport.transport import Message, Sender
 from planner.plan.decoupled import Contribution
 
 SENT, MARK, LAST, NEWS, OVER, HELLO = "sent", "mark", "last", "news", "over", "hello"
+WANTED, STATE = "wanted", "state"
 
 # What a link tells its owner: the words, their payload, and the run second of their arrival.
 Heard = Callable[[Words, torch.Tensor, float], None]
@@ -139,6 +143,8 @@ class SyncerLink:
         self._clock = clock
         self._changed = threading.Condition()
         self._arrived: list[News] = []
+        self._states: list[States] = []
+        self._wanted: list[Wanted] = []
         self._is_over = self._is_lost = False
         self._link = LayerLink(channel, syncer, clock, emulation, self._hear, self._lose, failed)
 
@@ -160,10 +166,26 @@ class SyncerLink:
             arrived, self._arrived = self._arrived, []
             return arrived
 
-    def wait(self) -> None:
-        """Wait until something arrives, or is there already."""
+    def take_states(self) -> list[States]:
+        """Return the states of layers that have arrived since the last call."""
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived or self._is_lost or self._is_over)
+            states, self._states = self._states, []
+            return states
+
+    def take_wanted(self) -> list[Wanted]:
+        """Return what other workers have asked for since the last call."""
+        with self._changed:
+            wanted, self._wanted = self._wanted, []
+            return wanted
+
+    def give(self, device: str, states: States, ready_s: float, departed: Callable[[float], None]) -> None:
+        """Send the state of layers for a device of a worker that joins, without waiting."""
+        self._link.send(STATE, states.payload, ready_s, departed, **state_words(device, states))
+
+    def wait(self) -> None:
+        """Wait until common parameters or the state of layers arrive, or are there already."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived or self._states or self._is_lost or self._is_over)
 
     def mark(self, checkpoint: int) -> None:
         """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
@@ -184,6 +206,10 @@ class SyncerLink:
             if words["kind"] == NEWS:
                 versions = {layer: (version, step) for layer, version, step in words["rows"]}
                 self._arrived.append(News(versions, payload, arrived_s, words["snapshot"]))
+            elif words["kind"] == STATE:
+                self._states.append(states_of(words, payload, arrived_s))
+            elif words["kind"] == WANTED:
+                self._wanted.append(Wanted(words["device"], tuple(words["layers"])))
             self._is_over = self._is_over or words["kind"] == OVER
             self._changed.notify_all()
 
@@ -197,6 +223,16 @@ def sent_of(words: Words, payload: torch.Tensor) -> Sent:
     """Return the pseudo-gradients in a message of a worker."""
     layers = {layer: Contribution(worker, step, steps, base) for layer, worker, step, steps, base in words["rows"]}
     return Sent(layers, payload)
+
+
+def states_of(words: Words, payload: torch.Tensor, arrived_s: float) -> States:
+    """Return the state of layers in a message."""
+    return States(tuple(words["layers"]), words["step"], payload, arrived_s)
+
+
+def state_words(device: str, states: States) -> dict[str, Any]:
+    """Return what a message for ``device`` says of the layers whose state it has."""
+    return {"device": device, "layers": list(states.layers), "step": states.step}
 
 
 def news_rows(news: News) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """What a device of a worker does beside its steps: it sends pseudo-gradients, and takes over what outer steps made.
 
 The first replica of each stage does so, without ever waiting, and gives the other replicas of the stage what it has
-taken over. When its process has replaced a lost one, it begins with the present common parameters of all layers.
+taken over. When its process has replaced a lost one, it begins with the present common parameters of all layers, and
+with the optimizer's state and the buffers of another worker, which that one gives after its next step.
 """
 
 from collections import defaultdict
@@ -12,16 +13,17 @@ from typing import Protocol
 import torch
 
 from executor.core.clock import RunClock
-from executor.core.events import UNKNOWN_STEPS, EventRecorder
+from executor.core.events import NO_STEP, EventRecorder
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.runtime.decoupled.common_layers import News, Sent
+from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
 from executor.runtime.outer_state import NoOuterState, OuterState, WithoutGradients
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
+from planner.adapt.migration import LayerTransfer, state_bytes
 from planner.cost.synchronisation import layer_elements
-from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.event import MIGRATE_ACTION, OUTER_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.decoupled import LEAD_STEPS, WorkerLayers
 from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
@@ -40,8 +42,17 @@ class WorkerLink(Protocol):
     def take(self) -> list[News]:
         """Return what has arrived since the last call."""
 
+    def take_states(self) -> list[States]:
+        """Return the states of layers that have arrived since the last call."""
+
+    def take_wanted(self) -> list[Wanted]:
+        """Return what other workers have asked for since the last call."""
+
+    def give(self, device: str, states: States, ready_s: float, departed: Callable[[float], None]) -> None:
+        """Send the state of layers for a device of a worker that joins, without waiting."""
+
     def wait(self) -> None:
-        """Wait until something arrives."""
+        """Wait until common parameters or the state of layers arrive."""
 
     def mark(self, checkpoint: int) -> None:
         """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
@@ -84,6 +95,11 @@ class DecoupledUpdates(WithoutGradients):
         self._syncer = {layer: how.outer.syncer(fragment) for layer, fragment in fragment_of.items()}
         self._worker, self._stages = _place(plan, self._device)
         self._bytes = [layer.parameter_bytes for layer in scenario.model.layers]
+        # The state of a layer as it moves to another device.
+        self._moves = [
+            LayerTransfer("", "", layer, layer + 1, state_bytes(scenario, layer, layer + 1))
+            for layer in range(len(self._bytes))
+        ]
         stage, elements = layer_elements(plan, scenario)[self._worker].get(self._device, (-1, {}))
         self._first_stage, self._elements, self._outer = stage, elements, how.outer
         # Whoever joins takes over everything, whatever an earlier run has left.
@@ -115,17 +131,16 @@ class DecoupledUpdates(WithoutGradients):
     def begin(self, step: int) -> float:
         """Take over what has arrived; return minus infinity, since the step waits for nothing.
 
-        In a process that has replaced a lost one, wait for the present parameters of all layers before.
+        In a process that has replaced a lost one, wait for the present parameters and the state of all layers before.
         """
         joins, self._joins = self._joins, False
-        self._receive(None if joins else step)
-        while joins and len(self._news) < len(self._elements):
-            for link in self._links.values():
-                link.wait()
-            self._receive(None)
+        if joins:
+            self._await_layers()
+        else:
+            self._receive(step)
         changed = self._take_over(step, mixes=not joins)
         for stage in self._stages:
-            self._share(stage, step, changed)
+            self._share(stage, step, changed, with_state=joins)
         return float("-inf")
 
     def finish(self, step: int, now_s: float) -> None:
@@ -137,7 +152,9 @@ class DecoupledUpdates(WithoutGradients):
             by_syncer[self._syncer[layer]][layer] = self._state.pack(layer)
         for syncer, packed in by_syncer.items():
             sent = Sent({layer: contributions[layer] for layer in packed}, torch.cat(list(packed.values())))
-            self._links[syncer].send(sent, now_s, self._departed(syncer, sent, now_s))
+            row = (EventKind.SEND, self._worker, step, UPDATE_ACTION)
+            self._links[syncer].send(sent, now_s, self._departed(syncer, *row, sent.payload, now_s))
+        self._give(step + 1, now_s)
 
     def drain(self) -> bool:
         """After the last step, wait for the last outer steps of all workers, and take them over; return False."""
@@ -146,7 +163,7 @@ class DecoupledUpdates(WithoutGradients):
         self._receive(None)
         changed = self._take_over(None)
         for stage in self._stages:
-            self._share(stage, self._next_step, changed)
+            self._share(stage, self._next_step, changed, with_state=False)
         return False
 
     def state(self, step: int) -> Mapping[int, LayerTensors]:
@@ -164,6 +181,43 @@ class DecoupledUpdates(WithoutGradients):
         self._marked = checkpoint
         for link in self._links.values():
             link.mark(checkpoint)
+
+    # --- the state of a worker that joins ---
+
+    def _await_layers(self) -> None:
+        """Wait for the parameters of all layers, and put the state of each that another worker gives."""
+        without_state = set(self._elements)
+        while True:
+            self._receive(None)
+            for syncer, link in self._links.items():
+                for states in link.take_states():
+                    self._put_states(syncer, states)
+                    without_state -= set(states.layers)
+            lacking = without_state | (self._elements.keys() - self._news.keys())
+            if not lacking:
+                return
+            for syncer in {self._syncer[layer] for layer in lacking}:
+                self._links[syncer].wait()
+
+    def _put_states(self, syncer: str, states: States) -> None:
+        if not states.payload.numel():
+            return
+        place = (self._device, syncer, -1, -1, -1, states.step, MIGRATE_ACTION)
+        # Only marks the arrival, for the row of the sender.
+        marked = Event(EventKind.RECEIVE, *place, states.arrived_s, states.arrived_s, states.payload.numel())
+        self._recorder.log(marked)
+        sizes = [self._compute.state_bytes(self._moves[layer]) for layer in states.layers]
+        for layer, part in zip(states.layers, torch.split(states.payload, sizes), strict=True):
+            self._compute.put_layer_state(self._moves[layer], part.clone())
+
+    def _give(self, step: int, now_s: float) -> None:
+        """Send the state of layers before a step to whoever has asked for it."""
+        for syncer, link in self._links.items():
+            for wanted in link.take_wanted():
+                payload = torch.cat([self._compute.layer_state(self._moves[layer]) for layer in wanted.layers])
+                row = (EventKind.MIGRATE, -1, step, MIGRATE_ACTION)
+                departed = self._departed(syncer, *row, payload, now_s)
+                link.give(wanted.device, States(wanted.layers, step, payload), now_s, departed)
 
     # --- what arrives ---
 
@@ -210,10 +264,11 @@ class DecoupledUpdates(WithoutGradients):
             self._recorder.log(Event(EventKind.UPDATE, *place, OUTER_ACTION, *times_s, size_bytes, missed))
         return taken
 
-    def _share(self, stage: Stage, step: int, changed: Iterable[int]) -> None:
+    def _share(self, stage: Stage, step: int, changed: Iterable[int], *, with_state: bool) -> None:
         """Give the other replicas of a stage the layers that the first one has taken over; not logged.
 
-        The others do not know which these are, so that a byte for each layer tells them.
+        The others do not know which these are, so that a byte for each layer tells them. With ``with_state`` they get
+        the optimizer's state and the buffers too.
         """
         leader, *others = (replica.device for replica in stage.replicas)
         if not others:
@@ -223,28 +278,38 @@ class DecoupledUpdates(WithoutGradients):
             flags = self._transport.post(leader, announced, len(stage.layers)).wait()
             own = [layer for layer, flag in zip(stage.layers, flags.tolist(), strict=True) if flag]
             if own:
-                size_bytes = sum(self._bytes[layer] for layer in own)
-                values = self._transport.post(leader, follows, size_bytes).wait().view(torch.float32)
-                parts = torch.split(values, [self._bytes[layer] // FLOAT32_BYTES for layer in own])
-                for layer, part in zip(own, parts, strict=True):
-                    self._parameters(layer).put_parameters(part)
+                state_sizes = [self._compute.state_bytes(self._moves[layer]) for layer in own]
+                sizes = state_sizes if with_state else [self._bytes[layer] for layer in own]
+                values = self._transport.post(leader, follows, sum(sizes)).wait()
+                for layer, part in zip(own, torch.split(values, sizes), strict=True):
+                    if with_state:
+                        self._compute.put_layer_state(self._moves[layer], part.clone())
+                    else:
+                        self._parameters(layer).put_parameters(part.clone().view(torch.float32))
             return
         own = [layer for layer in stage.layers if layer in set(changed)]
         flags = torch.tensor([layer in own for layer in stage.layers], dtype=torch.uint8)
         for other in others:
             self._transport.send(other, announced, flags, self._clock.now_s())
             if own:
-                values = torch.cat([self._parameters(layer).parameters() for layer in own])
-                self._transport.send(other, follows, values.view(torch.uint8), self._clock.now_s())
+                values = torch.cat([self._shared(layer, with_state=with_state) for layer in own])
+                self._transport.send(other, follows, values, self._clock.now_s())
 
-    def _departed(self, syncer: str, sent: Sent, start_s: float) -> Callable[[float], None]:
-        place = (self._device, syncer, self._worker, -1, -1, sent.step)
-        size_bytes = sent.payload.numel()
+    def _shared(self, layer: int, *, with_state: bool) -> torch.Tensor:
+        if with_state:
+            return self._compute.layer_state(self._moves[layer])
+        return self._parameters(layer).parameters().view(torch.uint8)
+
+    def _departed(
+        self, syncer: str, kind: EventKind, worker: int, step: int, action: str, payload: torch.Tensor, start_s: float
+    ) -> Callable[[float], None]:
+        place = (self._device, syncer, worker, -1, -1, step, action)
+        size_bytes = payload.numel()
 
         def row(start_s: float, end_s: float) -> Event:
-            return Event(EventKind.SEND, *place, UPDATE_ACTION, start_s, end_s, size_bytes)
+            return Event(kind, *place, start_s, end_s, size_bytes)
 
-        return self._recorder.sending(UNKNOWN_STEPS - 1, row, start_s)
+        return self._recorder.sending(NO_STEP, row, start_s)
 
     def _parameters(self, layer: int) -> LayerParameters:
         return self._compute.flat_parameters(layer, layer + 1, self._bytes[layer] // FLOAT32_BYTES)

@@ -100,7 +100,7 @@ def test_nothing_is_left_of_steps_that_all_have_published(monkeypatch: pytest.Mo
         for rank in range(2):
             assert head.agent.receive() == {"kind": "start", "rank": rank, "incarnation": 0}
         clients = [ControlClient(job, rank, f"rank {rank}") for rank in range(2)]
-        publishers = [StepPublisher(partial(send_step, client), 0, STEPS, lambda: None) for client in clients]
+        publishers = [StepPublisher(partial(send_step, client), 0, lambda: None) for client in clients]
         for client in clients:
             client.begin(SessionSpec.of_run(plan, 2, config, ""))
         ranks = [

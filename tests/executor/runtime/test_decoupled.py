@@ -147,8 +147,8 @@ def assert_follows_one_process(data: st.DataObject) -> None:
         torch.testing.assert_close(workers.common.parameters(layer), values, rtol=1e-5, atol=TOLERANCE)
 
 
-def test_a_replaced_worker_begins_with_the_present_common_parameters() -> None:
-    scenario = scenario_of(3)
+def test_a_replaced_worker_begins_with_the_common_parameters_and_the_optimizer_of_another() -> None:
+    scenario = scenario_of(3, OPTIMIZERS[2])
     workers = ManualWorkers(scenario, apart(scenario, (6, 6), 2, OuterStep(mixing=0.5, quorum=1)))
     for _ in range(4):
         workers.step(0)
@@ -156,11 +156,18 @@ def test_a_replaced_worker_begins_with_the_present_common_parameters() -> None:
         workers.deliver(0)
     assert workers.next == [4, 0]
     workers.step(1)
-    workers.replace(1)
+    workers.replace(1, giver=0)
     workers.interpreters[1]._updates.begin(1)  # type: ignore[union-attr]
     for layer in workers.common.layers:
         own = workers.computes[1].flat_parameters(layer, layer + 1, workers.common.parameters(layer).numel())
         assert torch.equal(own.parameters(), workers.common.parameters(layer))
+        giver, joined = (
+            compute._rule.state(each)
+            for compute in workers.computes[:2]
+            for each in list(compute.layers[layer].parameters())[:1]
+        )
+        assert any(bool(array.any()) for array in giver)
+        assert all(torch.equal(one, other) for one, other in zip(giver, joined, strict=True))
 
 
 @pytest.mark.parametrize("marks", [True, False])

@@ -111,6 +111,11 @@ def test_a_struck_worker_stops_nobody(number: signal.Signals, tmp_path: Path, mo
     assert len(ends_s[0]) + len(ends_s[1]) == 240
     (absence,) = [event for event in record.events if event.kind is EventKind.FAULT]
     assert absence.device == "device-1"
+    # The optimizer's state of the other worker reaches the new process by way of the syncer.
+    given = sorted((event.start_s, event) for event in record.events if event.kind is EventKind.MIGRATE)
+    assert [(event.device, event.peer) for _, event in given] == [("device-0", "device-2"), ("device-2", "device-1")]
+    assert len({event.size_bytes for _, event in given}) == 1
+    assert all(event.start_s < event.arrived_s for _, event in given), given
 
 
 @pytest.mark.slow

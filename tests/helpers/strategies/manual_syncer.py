@@ -8,7 +8,7 @@ import torch
 
 from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
-from executor.runtime.decoupled.common_layers import CommonLayers, News, Sent
+from executor.runtime.decoupled.common_layers import CommonLayers, News, Sent, States, Wanted
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.interpreter import Interpreter
 from executor.runtime.outer_state import OuterState
@@ -30,6 +30,9 @@ class ManualLink:
         self.up: deque[Sent] = deque()
         self.down: deque[News] = deque()
         self._arrived: list[News] = []
+        self.wanted: list[Wanted] = []
+        self.given: list[States] = []
+        self.states: list[States] = []
 
     def send(self, sent: Sent, ready_s: float, departed: Callable[[float], None]) -> None:
         departed(ready_s)
@@ -39,8 +42,20 @@ class ManualLink:
         arrived, self._arrived = self._arrived, []
         return arrived
 
+    def take_states(self) -> list[States]:
+        states, self.states = self.states, []
+        return states
+
+    def take_wanted(self) -> list[Wanted]:
+        wanted, self.wanted = self.wanted, []
+        return wanted
+
+    def give(self, device: str, states: States, ready_s: float, departed: Callable[[float], None]) -> None:
+        departed(ready_s)
+        self.given.append(states)
+
     def wait(self) -> None:
-        assert self._arrived, "it would wait for ever"
+        assert self._arrived or self.states, "it would wait for ever"
 
     def mark(self, checkpoint: int) -> None:
         """The test writes no checkpoints."""
@@ -99,11 +114,15 @@ class ManualWorkers:
         while self.links[w].down:
             self.links[w].deliver()
 
-    def replace(self, w: int) -> None:
-        """A new process takes the place of a worker's, with the step that it has not finished."""
+    def replace(self, w: int, giver: int) -> None:
+        """A new process takes the place of a worker's; another one, which takes a step, gives it the layers' state."""
         self.links[w] = ManualLink()
-        self.links[w].down.append(self.common.news(self.common.layers, w))
+        layers = tuple(self.common.layers)
+        self.links[w].down.append(self.common.news(layers, w))
         self.deliver(w)
+        self.links[giver].wanted.append(Wanted(self.devices[w], layers))
+        self.step(giver)
+        self.links[w].states = self.links[giver].given
         self.computes[w] = self._compute(self.devices[w])
         self.interpreters[w] = self._interpreter(w, joins=True)
 
