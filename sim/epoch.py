@@ -24,7 +24,9 @@ from sim.recorder import Recorder
 from sim.step import StepRun, StepRuns
 from sim.step_gate import PolicyClock, StepGate, StopCondition
 from sim.updates.async_updates import AsyncUpdates, UpdateMessage
-from sim.updates.decoupled import DecoupledUpdates, LayersMessage, StatesMessage
+from sim.updates.decoupled import DecoupledUpdates
+from sim.updates.layer_holders import LayersMessage
+from sim.updates.state_gifts import StatesMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +198,12 @@ class EpochRun:
                 self._recorder.add(self.updates.send_event(message))
                 for number, actor in self.updates.arrive(message):
                     self._enter(number, [actor])
-            case LayersMessage() | StatesMessage():
+            case LayersMessage():
                 assert self._decoupled is not None
                 self._decoupled.deliver(message)
+            case StatesMessage():
+                assert self._decoupled is not None
+                self._decoupled.gifts.deliver(message)
             case _:
                 self._finish(self._engine.arrive(message), until_s)
 

@@ -96,22 +96,41 @@ class OuterState:
         """Take the outer step of a layer with its mean pseudo-gradient, and update this rank's parameters."""
         self.take_over(layer, self.advance(layer))
 
-    def advance(self, layer: int) -> torch.Tensor:
-        """Take the outer step of a layer with its mean pseudo-gradient; return the new common parameters."""
+    def advance(self, layer: int, share: float = 1.0) -> torch.Tensor:
+        """Take the outer step of a layer with its mean pseudo-gradient; return the new common parameters.
+
+        With a ``share`` below 1 it is a part of one: with always the same mean, n parts of 1/n each are as long as a
+        whole one, and the momentum of the outer steps before fades as much.
+        """
         settings, own = self._settings, self._layers[layer]
         assert own.mean is not None, layer
-        own.momentum = own.mean if own.momentum is None else own.momentum * settings.momentum + own.mean
-        own.common = own.common - (own.mean + own.momentum * settings.momentum) * settings.learning_rate
+        factor = settings.momentum**share
+        # 1 for a whole outer step, to the bit.
+        weight = (1 - factor) / (1 - settings.momentum)
+        added = own.mean * weight
+        own.momentum = added if own.momentum is None else own.momentum * factor + added
+        own.common = own.common - (own.mean + own.momentum * settings.momentum) * (settings.learning_rate * share)
         own.mean = None
         return own.common
 
-    def take_over(self, layer: int, common: torch.Tensor, *, mixes: bool = True) -> None:
-        """Replace the common parameters of a layer, and mix this rank's own with them, or replace them too."""
+    def take_over(self, layer: int, common: torch.Tensor) -> None:
+        """Replace the common parameters of a layer, and mix this rank's own with them."""
         self._layers[layer].common = common
         parameters, mixing = self._parameters(layer), self._settings.mixing
-        if mixes and mixing:
+        if mixing:
             common = parameters.parameters() * mixing + common * (1 - mixing)
         parameters.put_parameters(common)
+
+    def follow(self, layer: int, common: torch.Tensor) -> None:
+        """Replace the common parameters of a layer, and move this rank's own as far as they have moved."""
+        own, parameters = self._layers[layer], self._parameters(layer)
+        parameters.put_parameters(parameters.parameters() + (common - own.common))
+        own.common = common
+
+    def replace(self, layer: int, common: torch.Tensor) -> None:
+        """Replace the common parameters of a layer and this rank's own."""
+        self._layers[layer].common = common
+        self._parameters(layer).put_parameters(common)
 
     def common(self, layer: int) -> torch.Tensor:
         """Return the common parameters of a layer, which nobody must change."""
@@ -166,11 +185,17 @@ class NoOuterState:
     def step(self, layer: int) -> None:
         """Do nothing, since there are no parameters."""
 
-    def advance(self, layer: int) -> None:
+    def advance(self, layer: int, share: float = 1.0) -> None:
         """Do nothing."""
 
-    def take_over(self, layer: int, common: torch.Tensor, *, mixes: bool = True) -> None:
-        """Do nothing."""
+    def take_over(self, layer: int, common: torch.Tensor) -> None:
+        """Do nothing, since there are no parameters."""
+
+    def follow(self, layer: int, common: torch.Tensor) -> None:
+        """Do nothing, as `take_over`."""
+
+    def replace(self, layer: int, common: torch.Tensor) -> None:
+        """Do nothing, as `take_over`."""
 
     def common(self, layer: int) -> torch.Tensor:
         """Return zeros."""

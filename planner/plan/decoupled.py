@@ -8,6 +8,11 @@ A layer's pseudo-gradient is the version that the worker has taken over last, mi
 the layers of a fragment after the steps that `FragmentExchanges` gives, except those whose last pseudo-gradient is not
 yet in a version that it has taken over: their next one then contains the progress since.
 
+When it takes over a version with the pseudo-gradient that it sent last, a worker mixes its parameters with the common
+ones, as in Streaming DiLoCo. Any other version moves its parameters as far as the common ones have moved, so that
+nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our own: with outer steps of
+some workers in turn, full steps and mixing let the common parameters swing up.
+
 A worker whose process was replaced takes over the present common parameters, and the state of the inner optimizer of
 another worker: with an empty one, the first steps of AdamW are too long, and spoil the common parameters.
 """
@@ -176,20 +181,22 @@ class WorkerLayers:
         own.arrived = version
         own.answers = own.sent is not None and merged_step >= own.sent
 
-    def take_over(self, step: int | None) -> list[int]:
+    def take_over(self, step: int | None) -> dict[int, bool]:
         """Return the layers whose newest version the device takes over before a step, as if it now did.
+
+        The values say whether the version contains the pseudo-gradient that it has sent last.
 
         A version that contains the pseudo-gradient sent last is taken over as many steps after this was sent as
         Streaming DiLoCo would, or as soon as it is there; any other version as soon as it is there. With None, at the
         end of the run, every version is taken over.
         """
-        found = []
+        found = {}
         for layer, own in self._layers.items():
             if own.arrived is None:
                 continue
             if step is not None and own.answers and own.sent is not None and step <= own.sent + self._overlap_steps:
                 continue
-            found.append(layer)
+            found[layer] = own.answers
             own.base, own.arrived = own.arrived, None
             if own.answers:
                 own.sent, own.answers = None, False
@@ -198,6 +205,23 @@ class WorkerLayers:
     def join(self, step: int) -> None:
         """Begin anew with a step, since the worker's process was replaced: the newest versions are to come."""
         self._layers = {layer: _Layer(own.fragment, step, own.base) for layer, own in self._layers.items()}
+
+
+def share_of_workers(merged: Mapping[int, int], earlier: Mapping[int, tuple[int, int]]) -> float:
+    """Return the share of an outer step, from above 0 to 1, that its pseudo-gradients amount to.
+
+    While each of the workers that it merges has trained once, others have too, and were merged before: the outer steps
+    of them together are as long as one with all of them. If each were as long as that, workers in n groups that meet
+    in turn would move the common parameters n times as far as the outer learning rate says.
+
+    Args:
+        merged: Samples whose progress the outer step merges, by worker.
+        earlier: By worker the version that its last pseudo-gradient before led to, and the samples in that.
+    """
+    since = min(earlier[worker][0] if worker in earlier else 0 for worker in merged)
+    own = sum(merged.values())
+    others = (count for worker, (version, count) in earlier.items() if worker not in merged and version > since)
+    return own / (own + sum(others))
 
 
 class StateRequests:

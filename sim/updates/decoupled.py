@@ -12,44 +12,18 @@ from math import inf
 
 import simpy
 
-from planner.adapt.migration import state_bytes
-from planner.cost.synchronisation import layer_elements
-from planner.events.event import MIGRATE_ACTION, OUTER_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.plan.decoupled import Contribution, Rounds, StateRequests, WorkerLayers
+from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.plan.decoupled import Contribution, Rounds
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
-from planner.scenario.training import FLOAT32_BYTES, OPTIMIZER_STATES
+from planner.scenario.training import FLOAT32_BYTES
 from sim.kernel.events import Timer
 from sim.network.connection import Message
 from sim.network.network import Network
+from sim.updates.layer_holders import Holder, LayersMessage, holders_of
+from sim.updates.state_gifts import StateGifts
 from sim.updates.worker_steps import WorkerSteps
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class LayersMessage(Message):
-    """Pseudo-gradients on the way to a syncer, or common parameters on the way back, of some layers.
-
-    Attributes:
-        sent: The pseudo-gradients by layer; empty on the way back.
-        versions: By layer the version of the common parameters, and the receiving worker's last step in it.
-    """
-
-    sender: str
-    receiver: str
-    pipeline: int
-    sent: dict[int, Contribution] = field(default_factory=dict)
-    versions: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class StatesMessage(Message):
-    """The state of layers on the way to a syncer, or on from there, for the device ``target`` of a worker that joins."""
-
-    sender: str
-    receiver: str
-    target: str
-    layers: tuple[int, ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -59,44 +33,12 @@ class _Presence:
     Attributes:
         is_away: Whether one of its devices is absent.
         missing: How many layers its devices lack of those that they need before they go on after an absence.
-        without_state: Layers whose state another worker is to give before.
         held: Steps, each with an actor, that have ended meanwhile.
     """
 
     is_away: bool = False
     missing: int = 0
-    without_state: set[int] = field(default_factory=set)
     held: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def is_joining(self) -> bool:
-        """Whether something is lacking."""
-        return bool(self.missing or self.without_state)
-
-
-@dataclass(eq=False, slots=True)
-class _Holder:
-    """The first device of a stage, or of several ones of its pipeline.
-
-    Attributes:
-        stage: Index of its first stage.
-        layers: What it has sent and received.
-        elements: Number of parameters of each of its layers.
-        news: The last message that has brought each layer, until the layer is taken over.
-        pending: Layers whose new version waits for the end of the message before, by syncer.
-        busy: The syncers that are sending it a message.
-        wanted: The layers whose state it gives after its next step, by syncer and receiving device.
-    """
-
-    name: str
-    worker: int
-    stage: int
-    layers: WorkerLayers
-    elements: dict[int, int]
-    news: dict[int, LayersMessage] = field(default_factory=dict)
-    pending: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    busy: set[str] = field(default_factory=set)
-    wanted: defaultdict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
 
 
 class DecoupledUpdates:
@@ -132,7 +74,7 @@ class DecoupledUpdates:
         self._present = [_Presence() for _ in plan.pipelines]
         fragments = outer.fragment_layers(len(scenario.model.layers))
         self._syncer = {layer: outer.syncer(index) for index, own in enumerate(fragments) for layer in own}
-        self._holders = _holders(plan, scenario, fragments)
+        self._holders = holders_of(plan, scenario, fragments)
         count = len(plan.pipelines)
         self._rounds = {layer: Rounds(count, outer.quorum or count, outer.grace_s) for layer in self._syncer}
         # By layer and worker: the message with the pseudo-gradient that waits at the syncer, and the last step in the
@@ -140,9 +82,8 @@ class DecoupledUpdates:
         self._there: dict[tuple[int, int], LayersMessage] = {}
         self._merged_step: dict[tuple[int, int], int] = {}
         self._under_way = 0
-        self._requests = StateRequests(count)
-        self._state_bytes = {layer: state_bytes(scenario, layer, layer + 1) for layer in self._syncer}
-        self._has_state = OPTIMIZER_STATES[scenario.training.optimizer.name] > 0
+        holders = list(self._holders.values())
+        self.gifts = StateGifts(environment, network, scenario, holders, self._syncer, self._able, record, self._join)
         for fault in scenario.faults:
             for worker, pipeline in enumerate(plan.pipelines):
                 names = {name for stage in pipeline.stages for replica in stage.replicas for name in replica.devices}
@@ -161,12 +102,12 @@ class DecoupledUpdates:
 
     def _end_step(self, step: int, actor: int, now_s: float) -> None:
         worker, holder = self.steps.worker_of(actor), self._holders.get(self._actors[actor])
-        if self._present[worker].is_joining:
+        if self._lacks(worker):
             self._present[worker].held.append((step, actor))
             return
         if holder is not None:
             self._send(holder, step, now_s)
-            self._give(holder, step + 1, now_s)
+            self.gifts.give(holder, step + 1, now_s)
             if self.steps.goes_on(worker, step + 1):
                 self._take_over(holder, step + 1, now_s)
         if self.steps.finish(step, actor, now_s):
@@ -183,9 +124,7 @@ class DecoupledUpdates:
         self._present[worker].is_away = True
         for holder in self._of(worker):
             holder.pending.clear()
-            holder.wanted.clear()
-        for other, layers in self._requests.lose(worker).items():
-            self._ask(other, layers, timer.time_s)
+        self.gifts.lose(worker, timer.time_s)
         if for_ever and self.steps.lose(worker):
             self._check_end(timer.time_s)
 
@@ -193,7 +132,6 @@ class DecoupledUpdates:
         """Let the worker of a new process take over the present parameters and another state of all layers before."""
         present = self._present[worker]
         present.is_away = False
-        present.without_state.clear()
         present.missing = sum(len(holder.elements) for holder in self._of(worker))
         for holder in self._of(worker):
             holder.layers.join(self.steps.finished(worker))
@@ -202,46 +140,17 @@ class DecoupledUpdates:
                 holder.pending[self._syncer[layer]].add(layer)
             for syncer in list(holder.pending):
                 self._flush(syncer, holder, timer.time_s)
-        self._ask(worker, [layer for holder in self._of(worker) for layer in holder.elements], timer.time_s)
+        self.gifts.ask(worker, timer.time_s)
 
-    def _ask(self, worker: int, layers: Sequence[int], now_s: float) -> None:
-        """Let another worker give one that joins the state of layers, or none if nobody has it."""
-        able = [
-            other
-            for other, present in enumerate(self._present)
-            if not present.is_away and self._has_state and self.steps.goes_on(other, self.steps.finished(other))
-        ]
-        giver = self._requests.ask(worker, layers, able)
-        present = self._present[worker]
-        if giver is None:
-            present.without_state -= set(layers)
-            self._join(worker, now_s)
-            return
-        present.without_state |= set(layers)
-        for target in self._of(worker):
-            for source in self._of(giver):
-                for layer in target.elements.keys() & source.elements.keys() & set(layers):
-                    source.wanted[self._syncer[layer], target.name].add(layer)
-
-    def _give(self, holder: _Holder, step: int, now_s: float) -> None:
-        """Send the syncers the state of the layers that workers which join want of a device, before a step."""
-        for (syncer, target), wanted in sorted(holder.wanted.items()):
-            self._send_states(holder.name, syncer, target, tuple(sorted(wanted)), step, now_s)
-        holder.wanted.clear()
-
-    def _send_states(
-        self, sender: str, receiver: str, target: str, layers: tuple[int, ...], step: int, now_s: float
-    ) -> None:
-        size_bytes = sum(self._state_bytes[layer] for layer in layers)
-        message = StatesMessage(
-            step, -1, size_bytes, now_s, sender=sender, receiver=receiver, target=target, layers=layers
-        )
-        self._network.connection(sender, receiver).send(message)
+    def _able(self) -> list[int]:
+        """Return the workers that are there, and take further steps."""
+        workers = (worker for worker, present in enumerate(self._present) if not present.is_away)
+        return [worker for worker in workers if self.steps.goes_on(worker, self.steps.finished(worker))]
 
     def _join(self, worker: int, now_s: float) -> None:
         """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""
         present = self._present[worker]
-        if present.is_joining or present.is_away:
+        if present.is_away or self._lacks(worker):
             return
         for holder in self._of(worker):
             self._take_over(holder, self.steps.finished(worker), now_s)
@@ -249,7 +158,11 @@ class DecoupledUpdates:
         for step, actor in held:
             self._end_step(step, actor, now_s)
 
-    def _of(self, worker: int) -> list[_Holder]:
+    def _lacks(self, worker: int) -> bool:
+        """Return whether a worker cannot go on after an absence yet."""
+        return self._present[worker].missing > 0 or self.gifts.lacks(worker)
+
+    def _of(self, worker: int) -> list[Holder]:
         return [holder for holder in self._holders.values() if holder.worker == worker]
 
     # --- messages ---
@@ -260,7 +173,7 @@ class DecoupledUpdates:
             if not self._present[holder.worker].is_away:
                 self._take_over(holder, None, now_s)
 
-    def _send(self, holder: _Holder, step: int, now_s: float) -> None:
+    def _send(self, holder: Holder, step: int, now_s: float) -> None:
         """Send the pseudo-gradients that follow a step."""
         by_syncer: defaultdict[str, dict[int, Contribution]] = defaultdict(dict)
         for layer, contribution in holder.layers.send(step).items():
@@ -273,7 +186,7 @@ class DecoupledUpdates:
             )
             self._network.connection(holder.name, syncer).send(message)
 
-    def _flush(self, syncer: str, holder: _Holder, now_s: float) -> None:
+    def _flush(self, syncer: str, holder: Holder, now_s: float) -> None:
         """Send a worker the newest versions that it lacks, unless the message before has not departed."""
         layers = sorted(holder.pending[syncer])
         if not layers or syncer in holder.busy or self._present[holder.worker].is_away:
@@ -290,14 +203,8 @@ class DecoupledUpdates:
         )
         self._network.connection(syncer, holder.name).send(message)
 
-    def deliver(self, message: LayersMessage | StatesMessage) -> None:
+    def deliver(self, message: LayersMessage) -> None:
         """Record the departure of a message, and await its arrival."""
-        if isinstance(message, StatesMessage):
-            place = (message.sender, message.receiver, -1, -1, -1, message.step, MIGRATE_ACTION)
-            times_s = (message.ready_s, message.departed_s)
-            self._record(Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s))
-            Timer(self._environment, message.arrived_s, lambda timer: self._arrive_states(message, timer.time_s))
-            return
         place = (message.sender, message.receiver, message.pipeline, -1, -1, message.step)
         times_s = (message.ready_s, message.departed_s)
         self._record(
@@ -308,15 +215,6 @@ class DecoupledUpdates:
             holder = self._holders[message.receiver]
             holder.busy.discard(message.sender)
             self._flush(message.sender, holder, message.departed_s)
-
-    def _arrive_states(self, message: StatesMessage, now_s: float) -> None:
-        worker = self._holders[message.target].worker
-        if message.receiver != message.target:
-            if self._requests.answer(worker, message.layers) and not self._present[worker].is_away:
-                self._send_states(message.receiver, message.target, message.target, message.layers, message.step, now_s)
-        elif not self._present[worker].is_away and self._present[worker].without_state:
-            self._present[worker].without_state -= set(message.layers)
-            self._join(worker, now_s)
 
     def _arrive(self, message: LayersMessage, now_s: float) -> None:
         if message.versions:
@@ -373,7 +271,7 @@ class DecoupledUpdates:
             for syncer in list(holder.pending):
                 self._flush(syncer, holder, now_s)
 
-    def _take_over(self, holder: _Holder, step: int | None, now_s: float) -> None:
+    def _take_over(self, holder: Holder, step: int | None, now_s: float) -> None:
         """Record what a device takes over before a step; None at the end of its run."""
         brought: defaultdict[LayersMessage, list[int]] = defaultdict(list)
         for layer in holder.layers.take_over(step):
@@ -391,16 +289,3 @@ class DecoupledUpdates:
         self._record(
             Event(EventKind.UPDATE, *place, OUTER_ACTION, message.arrived_s, now_s, size_bytes, staleness=missed)
         )
-
-
-def _holders(plan: Plan, scenario: Scenario, fragments: Sequence[Sequence[int]]) -> dict[str, _Holder]:
-    """Return the devices that exchange layers with syncers, by name."""
-    how = plan.synchronisation
-    fragment_of = {layer: index for index, own in enumerate(fragments) for layer in own}
-    found = {}
-    for worker, devices in enumerate(layer_elements(plan, scenario)):
-        for name, (stage, elements) in devices.items():
-            own = {layer: fragment_of[layer] for layer in elements}
-            layers = WorkerLayers(worker, how.interval_steps, how.outer, own)
-            found[name] = _Holder(name, worker, stage, layers, elements)
-    return found

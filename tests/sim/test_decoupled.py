@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.events.event import OUTER_ACTION, Event, EventKind
-from planner.plan.decoupled import Contribution, Rounds, WorkerLayers, merging_weights
+from planner.plan.decoupled import Contribution, Rounds, StateRequests, WorkerLayers, merging_weights
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import worker_steps
@@ -20,6 +20,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import Optimizer
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 from tests.sim.test_outer_steps import BYTES_PER_S, begins_s, regions
@@ -172,6 +173,71 @@ def test_an_absent_worker_stops_nobody_and_takes_the_present_parameters_over() -
     assert measure(record).steps == 8
 
 
+def with_adamw(case: tuple[Scenario, Plan]) -> tuple[Scenario, Plan]:
+    """The optimizer's state of a layer is twice as large as its parameters, and moves together with them."""
+    scenario, plan = case
+    return replace(scenario, training=replace(scenario.training, optimizer=Optimizer("adamw", 0.01))), plan
+
+
+def moves(record: RunRecord) -> list[tuple[str, str, float, float, float]]:
+    """Who sends whom the state of layers, and when it leaves and arrives."""
+    found = [event for event in record.events if event.kind is EventKind.MIGRATE]
+    return [(event.device, event.peer, event.start_s, event.end_s, event.arrived_s) for event in found]
+
+
+def test_a_worker_that_returns_waits_for_the_optimizer_of_another() -> None:
+    fault = Absence("device-1", 3.5, 9.25)
+    case = apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, (fault,))
+    record = simulated(with_adamw(case), steps=10)
+    # The other one gives it after the step that ends at 10, behind the pseudo-gradient of half a second.
+    assert moves(record) == [("device-0", HUB, 10.0, 12.0, 12.25), (HUB, "device-1", 12.25, 13.75, 14.0)]
+    joined = [event for event in outer_steps(record, "device-1") if event.end_s > 9]
+    assert joined[0].end_s == 14.0
+    assert begins_s(record, "device-0")[:13] == [float(step) for step in range(13)]
+    assert sum(steps_of(record).values()) == 20
+
+
+def test_if_the_giver_is_lost_another_one_gives() -> None:
+    # The next one after device-1 is device-2, which is away from 9.5 on, before its step ends at 10.
+    faults = (Absence("device-1", 3.5, 9.25), Absence("device-2", 9.5, 20.0))
+    record = simulated(with_adamw(apart([1.0] * 3, [0.5], 2, OuterStep(quorum=1), 0.25, faults)), steps=30)
+    assert [ends[:2] for ends in moves(record)] == [
+        ("device-0", HUB),
+        (HUB, "device-1"),
+        ("device-0", HUB),
+        (HUB, "device-2"),
+    ]
+
+
+def test_without_another_worker_a_worker_returns_with_an_empty_optimizer() -> None:
+    faults = (Absence("device-0", 3.25, 9.0), Absence("device-1", 3.5, 9.25))
+    record = simulated(with_adamw(apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, faults)), steps=8)
+    # The second to return is given what the first one has then.
+    assert [ends[:2] for ends in moves(record)] == [("device-0", HUB), (HUB, "device-1")]
+    assert sum(steps_of(record).values()) == 16
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_whoever_returns_trains_on_whatever_happens_to_those_that_give(data: st.DataObject) -> None:
+    count, faults = data.draw(st.integers(1, 3)), []
+    for number in range(count):
+        now_s = 0.0
+        for _ in range(data.draw(st.integers(0, 2))):
+            start_s = now_s + data.draw(st.sampled_from([0.5, 1.25, 3.0]))
+            now_s = start_s + data.draw(st.sampled_from([0.25, 2.0, 5.5]))
+            faults.append(Absence(f"device-{number}", start_s, now_s))
+    steps_s = data.draw(st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=count, max_size=count))
+    outer = OuterStep(quorum=data.draw(st.integers(1, count)))
+    record = simulated(with_adamw(apart(steps_s, [0.25, 0.5], 2, outer, 0.125, tuple(faults))), steps=7)
+    assert sum(steps_of(record).values()) == 7 * count
+    given_up = Counter(device for device, peer, *_ in moves(record) if peer == HUB)
+    got = Counter(peer for device, peer, *_ in moves(record) if device == HUB)
+    returns = Counter(fault.device for fault in faults)
+    assert sum(got.values()) <= sum(given_up.values())
+    assert all(got[device] <= returns[device] for device in got)
+
+
 def test_a_worker_that_never_returns_leaves_its_steps_to_the_others() -> None:
     fault = Absence("device-1", 3.5)
     record = simulated(apart([1.0, 1.0], [0.5], 2, OuterStep(quorum=1), 0.25, (fault,)), steps=8)
@@ -262,9 +328,23 @@ def test_a_version_without_the_own_pseudo_gradient_is_taken_over_at_once() -> No
     layers = WorkerLayers(0, 4, OuterStep(overlap_steps=3), {0: 0})
     assert layers.send(3)[0] == Contribution(0, 3, 4, 0)
     layers.arrive(0, 1, -1)
-    assert layers.take_over(4) == [0]
+    assert layers.take_over(4) == {0: False}
     assert not layers.send(7)
     layers.arrive(0, 2, 3)
-    assert layers.take_over(8) == [0]
+    assert layers.take_over(8) == {0: True}
     # It contains the progress since the pseudo-gradient before, and leads away from the version taken over last.
     assert layers.send(11)[0] == Contribution(0, 11, 8, 2)
+
+
+def test_workers_that_join_at_the_same_time_ask_different_ones() -> None:
+    requests = StateRequests(4)
+    assert requests.ask(0, [0, 1], [1, 2, 3]) == 1
+    # The one that awaits the state itself gives none.
+    assert requests.ask(3, [0, 1], [0, 1, 2]) == 1
+    assert requests.ask(2, [0], [0, 3]) is None
+    assert requests.lose(1) == {0: [0, 1], 3: [0, 1]}
+    assert requests.ask(0, [0, 1], [2]) == 2
+    assert requests.answer(0, [0]) == [0]
+    assert requests.given_by(2) == {0: [1]}
+    assert requests.answer(0, [0, 1]) == [1]
+    assert not requests.awaits(0)

@@ -11,12 +11,13 @@ import torch
 
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.outer_state import NoOuterState, OuterState
-from planner.plan.decoupled import Contribution, Rounds, merging_weights
+from planner.plan.decoupled import Contribution, Rounds, merging_weights, share_of_workers
 from planner.plan.outer_step import OuterStep
 
 # Names of the tensors of `CommonLayers.tensors` beside those of `OuterState`: the version, the last step of each worker
-# in it, and of each worker what waits for an outer step, its values and its `Contribution`.
-_VERSION, _MERGED, _VALUES, _FACTS = "version", "merged", "values", "facts"
+# in it, the version that this led to with the samples in it, and of each worker what waits for an outer step, its
+# values and its `Contribution`.
+_VERSION, _MERGED, _LATEST, _VALUES, _FACTS = "version", "merged", "latest", "values", "facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class CommonLayers:
         self._state = state
         self._there: dict[tuple[int, int], _There] = {}
         self._merged_step: dict[tuple[int, int], int] = {}
+        # By layer and worker: the version that the last pseudo-gradient merged led to, and the samples in it.
+        self._latest: dict[int, dict[int, tuple[int, int]]] = {layer: {} for layer in elements}
         count = len(samples)
         self._rounds: dict[int, Rounds] = {}
         for layer in elements:
@@ -147,6 +150,8 @@ class CommonLayers:
             for worker, step in enumerate(found[_MERGED].tolist() if _MERGED in found else ()):
                 if step >= 0:
                     self._merged_step[layer, worker] = step
+                    led_to, merged = found[_LATEST][worker].tolist()
+                    self._latest[layer][worker] = (led_to, merged)
                 if f"{_VALUES}{worker}" in found:
                     self._there[layer, worker] = _There(found[f"{_VALUES}{worker}"], names[worker], 0.0)
                     rounds.arrive(Contribution(worker, *found[f"{_FACTS}{worker}"].tolist()), 0.0)
@@ -184,7 +189,9 @@ class CommonLayers:
             packed = {worker: each.packed for worker, each in found.items()}
             by_worker = {each.worker: weight for each, weight in zip(contributions, weights, strict=True)}
             self._state.average(layer, packed, by_worker)
-            self._state.advance(layer)
+            counts = {each.worker: each.steps * self._samples[each.worker] for each in contributions}
+            self._state.advance(layer, share_of_workers(counts, self._latest[layer]))
+            self._latest[layer] |= {worker: (rounds.version, count) for worker, count in counts.items()}
             for each in contributions:
                 self._merged_step[layer, each.worker] = each.step
                 there = found[each.worker]
@@ -219,7 +226,8 @@ class CommonLayers:
         """Return a copy of the state of a layer, for a checkpoint."""
         rounds, merged = self._rounds[layer], [self._merged_step.get((layer, each), -1) for each in self._samples]
         found = dict(self._state.tensors(layer))
-        found |= {_VERSION: torch.tensor([rounds.version]), _MERGED: torch.tensor(merged)}
+        latest = torch.tensor([self._latest[layer].get(each, (0, 0)) for each in self._samples])
+        found |= {_VERSION: torch.tensor([rounds.version]), _MERGED: torch.tensor(merged), _LATEST: latest}
         for worker, each in rounds.there.items():
             found[f"{_VALUES}{worker}"] = self._there[layer, worker].packed.clone()
             found[f"{_FACTS}{worker}"] = torch.tensor([each.step, each.steps, each.base])

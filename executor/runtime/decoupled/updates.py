@@ -138,7 +138,7 @@ class DecoupledUpdates(WithoutGradients):
             self._await_layers()
         else:
             self._receive(step)
-        changed = self._take_over(step, mixes=not joins)
+        changed = self._take_over(step, joins=joins)
         for stage in self._stages:
             self._share(stage, step, changed, with_state=joins)
         return float("-inf")
@@ -246,14 +246,16 @@ class DecoupledUpdates(WithoutGradients):
                     self._layers.arrive(layer, *news.versions[layer])
                     self._news[layer] = (syncer, news, part)
 
-    def _take_over(self, step: int | None, *, mixes: bool = True) -> list[int]:
+    def _take_over(self, step: int | None, *, joins: bool = False) -> Iterable[int]:
         """Take over what is due before a step, or everything at the end of the run; return the layers."""
         taken = self._layers.take_over(step)
         brought: dict[int, tuple[str, News, list[int]]] = {}
-        for layer in taken:
+        for layer, is_answer in taken.items():
             syncer, news, part = self._news.pop(layer)
+            state = self._state
+            change = state.replace if joins else state.take_over if is_answer else state.follow
             # The bytes need not be aligned to 4 bytes; their copy is.
-            self._state.take_over(layer, part.clone().view(torch.float32), mixes=mixes)
+            change(layer, part.clone().view(torch.float32))
             brought.setdefault(id(news), (syncer, news, []))[2].append(layer)
         done, now_s = self._next_step if step is None else step, self._clock.now_s()
         for syncer, news, layers in brought.values():

@@ -23,13 +23,14 @@ class Apart:
         self.common = nn.Sequential(*self._model.layers)
         self.workers = [copy.deepcopy(self.common) for _ in plan.pipelines]
         self._inner = [optimizer_of(self._training.optimizer, worker) for worker in self.workers]
-        settings = {"lr": self._outer.learning_rate, "momentum": self._outer.momentum}
-        self._move = {
-            index: torch.optim.SGD(layer.parameters(), nesterov=self._outer.momentum > 0, **settings)
-            for index, layer in enumerate(self.common)
-            if list(layer.parameters())
+        self.layers = [index for index, layer in enumerate(self.common) if list(layer.parameters())]
+        self._momentum = {
+            layer: [torch.zeros_like(each) for each in self.common[layer].parameters()] for layer in self.layers
         }
-        self.layers = sorted(self._move)
+        # By layer the samples of each worker in each outer step; by worker and layer the version that answers what was
+        # sent last, None before there is one.
+        self._merged: dict[int, list[dict[int, int]]] = {layer: [] for layer in self.layers}
+        self._answers: dict[tuple[int, int], int | None] = {}
         self.version = dict.fromkeys(self.layers, 0)
         self._versions = {(layer, 0): self._of(self.common, layer) for layer in self.layers}
         self._base = {(w, layer): 0 for w in range(len(self.workers)) for layer in self.layers}
@@ -54,6 +55,7 @@ class Apart:
             pairs = zip(base, self._of(self.workers[w], layer), strict=True)
             steps = self.steps[w] - self._counted[w, layer]
             self._counted[w, layer] = self.steps[w]
+            self._answers[w, layer] = None
             self.sent[w, layer] = [there - here for there, here in pairs], steps * self._plan.pipelines[w].samples
 
     def merge(self, workers: Sequence[int], layers: Sequence[int]) -> None:
@@ -61,20 +63,42 @@ class Apart:
         for layer in layers:
             parts = [self.sent.pop((w, layer)) for w in workers]
             total = sum(samples for _, samples in parts)
-            for index, parameter in enumerate(self.common[layer].parameters()):
-                weighted = [values[index] * (samples / total) for values, samples in parts]
-                parameter.grad = torch.stack(weighted).sum(dim=0)
-            self._move[layer].step()
+            self._merged[layer].append({w: samples for w, (_, samples) in zip(workers, parts, strict=True)})
+            share, momentum = self._share(layer), self._outer.momentum
+            with torch.no_grad():
+                for index, parameter in enumerate(self.common[layer].parameters()):
+                    mean = torch.stack([values[index] * (samples / total) for values, samples in parts]).sum(dim=0)
+                    kept = self._momentum[layer][index]
+                    # The limit of many outer steps with one mean is mean / (1 - momentum), whatever their shares.
+                    kept.copy_(kept * momentum**share + mean * (1 - momentum**share) / (1 - momentum))
+                    parameter -= share * self._outer.learning_rate * (mean + momentum * kept)
             self.version[layer] += 1
+            for w in workers:
+                self._answers[w, layer] = self.version[layer]
             self._versions[layer, self.version[layer]] = self._of(self.common, layer)
 
+    def _share(self, layer: int) -> float:
+        """What the last outer step has, of that and the last of each other worker since all in it were merged."""
+        *before, last = self._merged[layer]
+        since: dict[int, int] = {}
+        missing = set(last)
+        while before and missing:
+            earlier = before.pop()
+            missing -= earlier.keys()
+            since = (earlier if missing else {}) | since
+        others = sum(samples for w, samples in since.items() if w not in last)
+        return sum(last.values()) / (sum(last.values()) + others)
+
     def take(self, w: int, layer: int, version: int) -> None:
-        """A worker takes a version over."""
-        mixing = self._outer.mixing
+        """A worker takes a version over, and mixes it with its own if it answers what was sent last."""
+        mixing, answer = self._outer.mixing, self._answers.get((w, layer))
+        is_answer = answer is not None and answer <= version
+        if is_answer:
+            del self._answers[w, layer]
         with torch.no_grad():
-            own = self.workers[w][layer].parameters()
-            for parameter, new in zip(own, self._versions[layer, version], strict=True):
-                parameter.copy_(mixing * parameter + (1 - mixing) * new)
+            own, before = self.workers[w][layer].parameters(), self._versions[layer, self._base[w, layer]]
+            for parameter, new, old in zip(own, self._versions[layer, version], before, strict=True):
+                parameter.copy_(mixing * parameter + (1 - mixing) * new if is_answer else parameter + (new - old))
         self._base[w, layer] = version
 
     def _of(self, model: nn.Sequential, layer: int) -> list[torch.Tensor]:

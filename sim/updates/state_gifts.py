@@ -1,0 +1,131 @@
+"""The optimizer's state that workers give those that return after an absence, by way of syncers (diloco-decoupled)."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import simpy
+
+from planner.adapt.migration import state_bytes
+from planner.events.event import MIGRATE_ACTION, Event, EventKind
+from planner.plan.decoupled import StateRequests
+from planner.scenario.scenario import Scenario
+from planner.scenario.training import OPTIMIZER_STATES
+from sim.kernel.events import Timer
+from sim.network.connection import Message
+from sim.network.network import Network
+from sim.updates.layer_holders import Holder
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class StatesMessage(Message):
+    """The state of layers on the way to a syncer, or on from there, for the device ``target`` of a worker."""
+
+    sender: str
+    receiver: str
+    target: str
+    layers: tuple[int, ...]
+
+
+class StateGifts:
+    """Which worker gives what to whom, until it has arrived.
+
+    Args:
+        syncer_of: The syncer of each layer.
+        able: Returns the workers that can give what they have.
+        record: Called with each event.
+        complete: Called with a worker that lacks no state any more, and the present time.
+    """
+
+    def __init__(
+        self,
+        environment: simpy.Environment,
+        network: Network,
+        scenario: Scenario,
+        holders: Sequence[Holder],
+        syncer_of: Mapping[int, str],
+        able: Callable[[], Sequence[int]],
+        record: Callable[[Event], None],
+        complete: Callable[[int, float], None],
+    ) -> None:
+        self._environment = environment
+        self._network = network
+        self._holders = holders
+        self._syncer_of = syncer_of
+        self._able = able
+        self._record = record
+        self._complete = complete
+        self._has_state = OPTIMIZER_STATES[scenario.training.optimizer.name] > 0
+        self._bytes = {layer: state_bytes(scenario, layer, layer + 1) for layer in syncer_of}
+        self._worker_of = {holder.name: holder.worker for holder in holders}
+        self._requests = StateRequests(len(set(self._worker_of.values())))
+        # The layers whose state each worker lacks, and those whose state a device gives after its next step, by syncer
+        # and receiving device.
+        self._lacking: defaultdict[int, set[int]] = defaultdict(set)
+        self._wanted: defaultdict[str, dict[tuple[str, str], list[int]]] = defaultdict(dict)
+
+    def lacks(self, worker: int) -> bool:
+        """Return whether a worker awaits the state of layers."""
+        return bool(self._lacking[worker])
+
+    def lose(self, worker: int, now_s: float) -> None:
+        """Note that a worker is away; ask others for what it should have given."""
+        self._lacking[worker].clear()
+        for holder in self._of(worker):
+            self._wanted.pop(holder.name, None)
+        for other, layers in self._requests.lose(worker).items():
+            self._ask(other, layers, now_s)
+
+    def ask(self, worker: int, now_s: float) -> None:
+        """Let another worker give one that returns the state of all its layers, if there is one that has it."""
+        self._ask(worker, [layer for holder in self._of(worker) for layer in holder.elements], now_s)
+
+    def give(self, holder: Holder, step: int, now_s: float) -> None:
+        """Send the syncers what others want of a device, as it is before a step."""
+        for (syncer, target), layers in sorted(self._wanted.pop(holder.name, {}).items()):
+            self._send(holder.name, syncer, target, tuple(sorted(layers)), step, now_s)
+
+    def deliver(self, message: StatesMessage) -> None:
+        """Record the departure of a message, and await its arrival."""
+        place = (message.sender, message.receiver, -1, -1, -1, message.step, MIGRATE_ACTION)
+        times_s = (message.ready_s, message.departed_s)
+        self._record(Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s))
+        Timer(self._environment, message.arrived_s, lambda timer: self._arrive(message, timer.time_s))
+
+    def _arrive(self, message: StatesMessage, now_s: float) -> None:
+        worker = self._worker_of[message.target]
+        if message.receiver != message.target:
+            if self._requests.answer(worker, message.layers):
+                self._send(message.receiver, message.target, message.target, message.layers, message.step, now_s)
+        elif self._lacking[worker]:
+            self._lacking[worker] -= set(message.layers)
+            self._complete_if_whole(worker, now_s)
+
+    def _ask(self, worker: int, layers: Iterable[int], now_s: float) -> None:
+        wanted = set(layers)
+        giver = self._requests.ask(worker, wanted, self._able() if self._has_state else ())
+        if giver is None:
+            self._lacking[worker] -= wanted
+            self._complete_if_whole(worker, now_s)
+            return
+        self._lacking[worker] |= wanted
+        for target in self._of(worker):
+            for source in self._of(giver):
+                for layer in target.elements.keys() & source.elements.keys() & wanted:
+                    self._wanted[source.name].setdefault((self._syncer_of[layer], target.name), []).append(layer)
+
+    def _complete_if_whole(self, worker: int, now_s: float) -> None:
+        if not self._lacking[worker]:
+            self._complete(worker, now_s)
+
+    def _send(
+        self, sender: str, receiver: str, target: str, layers: tuple[int, ...], step: int, now_s: float
+    ) -> None:
+        size_bytes = sum(self._bytes[layer] for layer in layers)
+        message = StatesMessage(
+            step, -1, size_bytes, now_s, sender=sender, receiver=receiver, target=target, layers=layers
+        )
+        self._network.connection(sender, receiver).send(message)
+
+    def _of(self, worker: int) -> list[Holder]:
+        return [holder for holder in self._holders if holder.worker == worker]
