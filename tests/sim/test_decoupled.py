@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.events.event import OUTER_ACTION, Event, EventKind
-from planner.plan.decoupled import Contribution, Rounds, StateRequests, WorkerLayers, merging_weights
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import worker_steps
@@ -304,47 +303,3 @@ def test_every_run_trains_its_samples_and_loses_no_pseudo_gradient(
     names = [f"device-{number}" for number in range(len(step_s))]
     sent = {(name, step) for name in names for _, step, _ in sends(record, name, HUB)}
     assert {(event.peer, event.step) for event in outer_steps(record, HUB)} == sent
-
-
-# --- the rules --------------------------------------------------------------------------------------------------
-
-
-def test_the_mean_is_weighted_by_samples() -> None:
-    contributions = [Contribution(0, 9, 10, 0), Contribution(1, 4, 5, 0)]
-    assert merging_weights(contributions, {0: 2, 1: 12}) == [0.25, 0.75]
-
-
-def test_a_replaced_worker_counts_once() -> None:
-    rounds = Rounds(2, 2, 0.0)
-    rounds.arrive(Contribution(0, 3, 4, 0), 1.0)
-    rounds.arrive(Contribution(0, 5, 2, 0), 2.0)
-    assert rounds.due_s == float("inf")
-    rounds.arrive(Contribution(1, 3, 4, 0), 3.0)
-    assert rounds.due_s == 3.0
-    assert [(each.worker, each.step) for each in rounds.take()] == [(0, 5), (1, 3)]
-
-
-def test_a_version_without_the_own_pseudo_gradient_is_taken_over_at_once() -> None:
-    layers = WorkerLayers(0, 4, OuterStep(overlap_steps=3), {0: 0})
-    assert layers.send(3)[0] == Contribution(0, 3, 4, 0)
-    layers.arrive(0, 1, -1)
-    assert layers.take_over(4) == {0: False}
-    assert not layers.send(7)
-    layers.arrive(0, 2, 3)
-    assert layers.take_over(8) == {0: True}
-    # It contains the progress since the pseudo-gradient before, and leads away from the version taken over last.
-    assert layers.send(11)[0] == Contribution(0, 11, 8, 2)
-
-
-def test_workers_that_join_at_the_same_time_ask_different_ones() -> None:
-    requests = StateRequests(4)
-    assert requests.ask(0, [0, 1], [1, 2, 3]) == 1
-    # The one that awaits the state itself gives none.
-    assert requests.ask(3, [0, 1], [0, 1, 2]) == 1
-    assert requests.ask(2, [0], [0, 3]) is None
-    assert requests.lose(1) == {0: [0, 1], 3: [0, 1]}
-    assert requests.ask(0, [0, 1], [2]) == 2
-    assert requests.answer(0, [0]) == [0]
-    assert requests.given_by(2) == {0: [1]}
-    assert requests.answer(0, [0, 1]) == [1]
-    assert not requests.awaits(0)

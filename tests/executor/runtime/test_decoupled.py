@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.runtime.decoupled.updates import DecoupledUpdates
+from executor.runtime.outer_state import OuterState
+from executor.training.flat_state import FlatParameters
 from planner.check import check_plan
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -158,9 +160,8 @@ def test_a_replaced_worker_begins_with_the_common_parameters_and_the_optimizer_o
     workers.step(1)
     workers.replace(1, giver=0)
     workers.interpreters[1]._updates.begin(1)  # type: ignore[union-attr]
-    for layer in workers.common.layers:
-        own = workers.computes[1].flat_parameters(layer, layer + 1, workers.common.parameters(layer).numel())
-        assert torch.equal(own.parameters(), workers.common.parameters(layer))
+    for layer, own in workers.layers(1).items():
+        assert torch.equal(own, workers.common.parameters(layer))
         giver, joined = (
             compute._rule.state(each)
             for compute in workers.computes[:2]
@@ -168,6 +169,37 @@ def test_a_replaced_worker_begins_with_the_common_parameters_and_the_optimizer_o
         )
         assert any(bool(array.any()) for array in giver)
         assert all(torch.equal(one, other) for one, other in zip(giver, joined, strict=True))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_outer_steps_of_groups_in_turn_are_as_long_as_one_of_all(groups: int, momentum: float) -> None:
+    """With always the same pseudo-gradient, in the limit; far from it they would be as many times as long."""
+    layer = torch.nn.Linear(2, 2)
+    state = OuterState(OuterStep(0.5, momentum), lambda index: FlatParameters([layer]), [0], {})
+    packed = {0: torch.ones(6).view(torch.uint8)}
+    before = state.common(0)
+    for turn in range(300 * groups):
+        before = state.common(0) if turn % groups == 0 else before
+        state.average(0, packed, {0: 1.0})
+        state.advance(0, 1 / groups)
+    torch.testing.assert_close(before - state.common(0), torch.full((6,), 0.5 / (1 - momentum)), rtol=1e-3, atol=1e-3)
+
+
+def test_a_version_of_others_keeps_the_progress_that_was_not_sent() -> None:
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    workers = ManualWorkers(scenario, apart(scenario, (6, 6), 4, OuterStep(quorum=1)))
+    for _ in range(4):
+        workers.step(0)
+    workers.step(1)
+    common = {layer: workers.common.parameters(layer) for layer in workers.common.layers}
+    progress = {layer: own - common[layer] for layer, own in workers.layers(1).items()}
+    workers.arrive(0)
+    workers.deliver(1)
+    workers.interpreters[1]._updates.begin(1)  # type: ignore[union-attr]
+    for layer, own in workers.layers(1).items():
+        assert not torch.equal(workers.common.parameters(layer), common[layer])
+        torch.testing.assert_close(own - workers.common.parameters(layer), progress[layer], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("marks", [True, False])

@@ -138,6 +138,11 @@ class ManualWorkers:
     def parameters(self, w: int) -> dict[str, torch.Tensor]:
         return {name: each.detach() for name, each in self.computes[w].named_parameters().items()}
 
+    def layers(self, w: int) -> dict[int, torch.Tensor]:
+        """The parameters of a worker, by layer."""
+        compute, sizes = self.computes[w], {layer: self.common.parameters(layer).numel() for layer in self.common.layers}
+        return {layer: compute.flat_parameters(layer, layer + 1, size).parameters() for layer, size in sizes.items()}
+
     def _compute(self, device: str) -> RealCompute:
         assert self._scenario.code is not None
         training = self._scenario.training
