@@ -26,7 +26,7 @@ from sim.step_gate import PolicyClock, StepGate, StopCondition
 from sim.updates.async_updates import AsyncUpdates, UpdateMessage
 from sim.updates.decoupled import DecoupledUpdates
 from sim.updates.layer_holders import LayersMessage
-from sim.updates.state_gifts import StatesMessage
+from sim.updates.state_transfers import StatesMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class EpochRun:
                 self._decoupled.deliver(message)
             case StatesMessage():
                 assert self._decoupled is not None
-                self._decoupled.gifts.deliver(message)
+                self._decoupled.transfers.deliver(message)
             case _:
                 self._finish(self._engine.arrive(message), until_s)
 

@@ -46,6 +46,7 @@ class _Worker:
         is_gone: Whether one of its devices never returns.
         checkpoint: The checkpoint that the state before the next step which it gets belongs to; None if none.
         sessions: Number of sessions that it has begun.
+        begun: Number of its steps that were finished before the session.
         incarnations: Number of the process of each rank in the session, by rank.
         parts: What ranks have published of steps that not all have published, by step and rank.
         last: How many syncers have received everything from each of its devices.
@@ -62,6 +63,7 @@ class _Worker:
     is_gone: bool = False
     checkpoint: int | None = None
     sessions: int = 0
+    begun: int = 0
     incarnations: dict[int, int] = field(default_factory=dict)
     parts: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     last: Counter[str] = field(default_factory=Counter)
@@ -175,14 +177,16 @@ class WorkersCoordinator(Coordinator):
     def _mark(self) -> None:
         """Let every worker copy its state before the next step that it gets, if a checkpoint is due.
 
-        A worker that gets no further step, or is lost before, leaves the checkpoint incomplete.
+        A worker that gets no further step, is lost before, or has returned and finished no step yet leaves the
+        checkpoint incomplete.
         """
         every, batch = self._config.checkpoint_every, self._plan.global_batch
         trained = sum(worker.finished * worker.samples for worker in self._workers) // batch
         if every and trained // every > self._marked // every:
             self._marked = trained // every * every
             for worker in self._workers:
-                worker.checkpoint = self._marked if worker.is_running else None
+                is_there = worker.is_running and (worker.sessions == 1 or worker.finished > worker.begun)
+                worker.checkpoint = self._marked if is_there else None
 
     def _show(self, end_s: float) -> None:
         """Show the progress when the samples of another global batch are trained."""
@@ -286,7 +290,7 @@ class WorkersCoordinator(Coordinator):
         spec = SessionSpec(worker.sessions, *where, self._addresses)
         self._processes.lost -= set(worker.ranks)
         worker.incarnations = {rank: self._processes.ranks[rank].incarnation for rank in worker.ranks}
-        worker.is_running = True
+        worker.is_running, worker.begun = True, worker.finished
         worker.sessions += 1
         worker.last.clear()
         self._server.send(self._processes.peers(worker.ranks), "begin", **spec.to_data())

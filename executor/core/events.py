@@ -29,8 +29,7 @@ class StepPublisher:
     """Collects the rows of each step, and publishes a step to the head once its sends have departed.
 
     Each send, and each transfer of layers before the step, holds the step back until its row is logged; the receive of
-    a probe does so until it arrives. Backups hold nothing back: late rows are published with a later
-    step.
+    a probe does so until it arrives. Backups hold nothing back: late rows are published with a later step.
 
     Args:
         publish: Sends the head a step and its rows, in the form of `executor.core.messages.pack`.

@@ -238,6 +238,7 @@ class Syncer:
             self._note_mark(holder, checkpoint)
         elif words["kind"] == SENT:
             sent = sent_of(words, payload)
+            self._relay.note_sent(holder.name)
             for snapshot in self._snapshots.values():
                 if holder.name in snapshot.awaited:
                     self._common.add_sent(snapshot.layers, sent)

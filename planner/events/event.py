@@ -44,7 +44,7 @@ class Event:
     - ``fault``: while a device is absent or hangs, or a link is out; ``action`` is ``absent``, ``hangs`` or ``out``.
       For a link, ``device`` and ``peer`` are its ends.
     - ``migrate``: as ``send``, for the state of layers that change devices; ``step`` is the first step of the new plan.
-      With diloco-decoupled, for the state that a worker gives one that returns; ``step`` is the giver's next step.
+      With diloco-decoupled, for the state that a worker gives one that returns; ``step`` is -1.
     - ``backup``: as ``send``, for a copy of the state of layers before ``step``, which another device keeps.
 
     ``pipeline``, ``stage``, ``microbatch`` and ``step`` are indices, -1 where they do not apply. Times are in seconds

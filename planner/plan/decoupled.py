@@ -218,16 +218,19 @@ def share_of_workers(merged: Mapping[int, int], earlier: Mapping[int, tuple[int,
         merged: Samples whose progress the outer step merges, by worker.
         earlier: By worker the version that its last pseudo-gradient before led to, and the samples in that.
     """
-    since = min(earlier[worker][0] if worker in earlier else 0 for worker in merged)
-    own = sum(merged.values())
-    others = (count for worker, (version, count) in earlier.items() if worker not in merged and version > since)
-    return own / (own + sum(others))
+    total, share = sum(merged.values()), 0.0
+    for worker, own in merged.items():
+        since, _ = earlier.get(worker, (0, 0))
+        others = (count for other, (version, count) in earlier.items() if other not in merged and version > since)
+        share += own / (total + sum(others))
+    return share
 
 
 class StateRequests:
     """Decides which worker gives its optimizer's state of layers to a worker that joins; the syncer passes it on.
 
-    A request is answered at the end of the giver's next step. If the giver is lost before, another one is asked.
+    A request is answered at the end of the giver's next step. If the giver is lost before, another one is asked. A
+    worker that has joined gives nothing until it has sent a pseudo-gradient: so nobody awaits one that waits itself.
 
     Args:
         workers: Number of workers.
@@ -237,18 +240,22 @@ class StateRequests:
         self._workers = workers
         # The giver of each layer that a worker awaits, by worker.
         self._givers: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._joined: set[int] = set()
 
-    def awaits(self, worker: int) -> bool:
-        """Return whether a worker awaits the state of layers."""
-        return bool(self._givers.get(worker))
+    def note_sent(self, worker: int) -> None:
+        """Note that a worker has sent a pseudo-gradient."""
+        self._joined.discard(worker)
 
     def ask(self, worker: int, layers: Iterable[int], able: Collection[int]) -> int | None:
-        """Return the worker that gives ``worker`` the state of layers; None if it must do without.
+        """Return the worker that gives ``worker``, which joins, the state of layers; None if it must do without.
 
         Args:
+            worker: Index of the worker that joins.
+            layers: Indices of the layers.
             able: Workers that are there and have steps left, so that they can give what they have.
         """
-        others = [other for other in able if other != worker and not self.awaits(other)]
+        self._joined.add(worker)
+        others = set(able) - self._joined
         # The next one, so that workers which join at the same time ask different ones.
         giver = min(others, key=lambda other: (other - worker) % self._workers, default=None)
         for layer in layers:
@@ -258,15 +265,18 @@ class StateRequests:
                 self._givers[worker].pop(layer, None)
         return giver
 
-    def lose(self, worker: int) -> dict[int, list[int]]:
-        """Forget what a worker awaits; return, by worker, the layers whose state it should have given to others."""
-        self._givers.pop(worker, None)
-        return self.given_by(worker)
+    def forget(self, worker: int, layers: Collection[int]) -> None:
+        """Forget that a worker awaits the state of layers."""
+        for layer in layers:
+            self._givers[worker].pop(layer, None)
 
-    def given_by(self, giver: int) -> dict[int, list[int]]:
-        """Return, by worker, the layers whose state a worker was asked for and has not given."""
-        found = {other: [each for each, by in own.items() if by == giver] for other, own in self._givers.items()}
-        return {other: layers for other, layers in found.items() if layers}
+    def owed_by(self, giver: int, layers: Collection[int]) -> dict[int, list[int]]:
+        """Return, by worker, the layers of these whose state a worker was asked for and has not given."""
+        found = {
+            other: [layer for layer, by in own.items() if by == giver and layer in layers]
+            for other, own in self._givers.items()
+        }
+        return {other: owed for other, owed in found.items() if owed}
 
     def answer(self, worker: int, layers: Iterable[int]) -> list[int]:
         """Note that the state of layers goes to a worker; return those that it awaited."""

@@ -26,9 +26,11 @@ class OuterStep:
     """Settings of the outer step, which is SGD with Nesterov momentum.
 
     With the mean pseudo-gradient Δ, the outer momentum m becomes βm + Δ, and the common parameters θ become
-    θ - η(Δ + βm), as in DiLoCo (arXiv 2311.08105). The mean is weighted by samples. Fragments, overlap and mixing are
-    from Streaming DiLoCo (arXiv 2501.18512), and need the method ``diloco-streaming`` or ``diloco-decoupled``. Quorum,
-    grace and syncers are from Decoupled DiLoCo (arXiv 2604.21428), and need the method ``diloco-decoupled``.
+    θ - η(Δ + βm), as in DiLoCo (arXiv 2311.08105). The mean is weighted by samples. With ``diloco-decoupled`` an outer
+    step that merges a share s of what workers have trained is a part of one: m becomes β^s m + (1 - β^s) / (1 - β) Δ,
+    and θ becomes θ - sη(Δ + βm). Fragments, overlap and mixing are from Streaming DiLoCo (arXiv 2501.18512), and need
+    the method ``diloco-streaming`` or ``diloco-decoupled``. Quorum, grace and syncers are from Decoupled DiLoCo (arXiv
+    2604.21428), and need the method ``diloco-decoupled``.
 
     Attributes:
         learning_rate: Learning rate η, above 0.
@@ -40,7 +42,7 @@ class OuterStep:
         overlap_steps: Number of steps between the sending of pseudo-gradients and the outer step, during which
             pipelines go on training; below ``interval_steps``.
         mixing: Share of its own parameters that a pipeline keeps in an outer step, from 0 to below 1: the parameters
-            become mixing · own + (1 - mixing) · common.
+            become mixing · own + (1 - mixing) · common. With ``diloco-decoupled``, in one that merges what it has sent.
         compression: Format in which pseudo-gradients are sent, one of `OUTER_COMPRESSIONS`. Streaming DiLoCo sends 4
             bits in another format, E3M0.
         density: Share of the values of each chunk that are sent, those with the largest absolute values, as in

@@ -22,7 +22,7 @@ from sim.kernel.events import Timer
 from sim.network.connection import Message
 from sim.network.network import Network
 from sim.updates.layer_holders import Holder, LayersMessage, holders_of
-from sim.updates.state_gifts import StateGifts
+from sim.updates.state_transfers import StateTransfers
 from sim.updates.worker_steps import WorkerSteps
 
 
@@ -82,8 +82,12 @@ class DecoupledUpdates:
         self._there: dict[tuple[int, int], LayersMessage] = {}
         self._merged_step: dict[tuple[int, int], int] = {}
         self._under_way = 0
+        # Devices that have ended their last step.
+        self._ended: set[str] = set()
         holders = list(self._holders.values())
-        self.gifts = StateGifts(environment, network, scenario, holders, self._syncer, self._able, record, self._join)
+        self.transfers = StateTransfers(
+            environment, network, scenario, holders, self._syncer, self._able, record, self._join
+        )
         for fault in scenario.faults:
             for worker, pipeline in enumerate(plan.pipelines):
                 names = {name for stage in pipeline.stages for replica in stage.replicas for name in replica.devices}
@@ -107,7 +111,10 @@ class DecoupledUpdates:
             return
         if holder is not None:
             self._send(holder, step, now_s)
-            self.gifts.give(holder, step + 1, now_s)
+            self.transfers.give(holder, now_s)
+            if not self.steps.goes_on(worker, step + 1):
+                self._ended.add(holder.name)
+                self.transfers.end(holder, now_s)
             if self.steps.goes_on(worker, step + 1):
                 self._take_over(holder, step + 1, now_s)
         if self.steps.finish(step, actor, now_s):
@@ -124,12 +131,12 @@ class DecoupledUpdates:
         self._present[worker].is_away = True
         for holder in self._of(worker):
             holder.pending.clear()
-        self.gifts.lose(worker, timer.time_s)
+        self.transfers.lose(worker, timer.time_s)
         if for_ever and self.steps.lose(worker):
             self._check_end(timer.time_s)
 
     def _return(self, worker: int, timer: Timer) -> None:
-        """Let the worker of a new process take over the present parameters and another state of all layers before."""
+        """Let a worker that returns take over the parameters, and the state of another one, before it goes on."""
         present = self._present[worker]
         present.is_away = False
         present.missing = sum(len(holder.elements) for holder in self._of(worker))
@@ -140,12 +147,13 @@ class DecoupledUpdates:
                 holder.pending[self._syncer[layer]].add(layer)
             for syncer in list(holder.pending):
                 self._flush(syncer, holder, timer.time_s)
-        self.gifts.ask(worker, timer.time_s)
+        if self.steps.goes_on(worker, self.steps.finished(worker)):
+            self.transfers.ask(worker, timer.time_s)
 
     def _able(self) -> list[int]:
         """Return the workers that are there, and take further steps."""
         workers = (worker for worker, present in enumerate(self._present) if not present.is_away)
-        return [worker for worker in workers if self.steps.goes_on(worker, self.steps.finished(worker))]
+        return [worker for worker in workers if all(each.name not in self._ended for each in self._of(worker))]
 
     def _join(self, worker: int, now_s: float) -> None:
         """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""
@@ -160,7 +168,7 @@ class DecoupledUpdates:
 
     def _lacks(self, worker: int) -> bool:
         """Return whether a worker cannot go on after an absence yet."""
-        return self._present[worker].missing > 0 or self.gifts.lacks(worker)
+        return self._present[worker].missing > 0 or self.transfers.lacks(worker)
 
     def _of(self, worker: int) -> list[Holder]:
         return [holder for holder in self._holders.values() if holder.worker == worker]
@@ -233,6 +241,8 @@ class DecoupledUpdates:
         self._under_way -= 1
         for layer, contribution in message.sent.items():
             self._there[layer, contribution.worker] = message
+            if not self.transfers.lacks(contribution.worker):
+                self.transfers.note_sent(contribution.worker)
             self._rounds[layer].arrive(contribution, now_s)
         self._take_outer_steps(message.sent, now_s)
         for due_s in {self._rounds[layer].due_s for layer in message.sent} - {inf}:

@@ -73,14 +73,12 @@ class States:
     """A message with the state of layers, for a device of a worker that joins.
 
     Attributes:
-        step: The giver's step before which it was copied; -1 if nobody gives it.
         payload: The state as `executor.training.compute.Compute.layer_state` returns it, of one layer after the other;
             empty if nobody gives it.
         arrived_s: Run second of the arrival; minus infinity before.
     """
 
     layers: tuple[int, ...]
-    step: int
     payload: torch.Tensor
     arrived_s: float = -inf
 
@@ -150,7 +148,8 @@ class CommonLayers:
             for worker, step in enumerate(found[_MERGED].tolist() if _MERGED in found else ()):
                 if step >= 0:
                     self._merged_step[layer, worker] = step
-                    led_to, merged = found[_LATEST][worker].tolist()
+                    # Checkpoints of version 0.1 lack it.
+                    led_to, merged = found[_LATEST][worker].tolist() if _LATEST in found else (0, 0)
                     self._latest[layer][worker] = (led_to, merged)
                 if f"{_VALUES}{worker}" in found:
                     self._there[layer, worker] = _There(found[f"{_VALUES}{worker}"], names[worker], 0.0)

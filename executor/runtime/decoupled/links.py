@@ -12,8 +12,8 @@ last    none                                                 by a worker after i
 news    rows (layer, version, step), step of the last mark;  by a syncer after outer steps, or to a worker that joins
         common parameters
 wanted  device of a worker that joins, layers                by a syncer to a device of another worker
-state   device that joins, layers, step; state of layers     by that device after its step, and by the syncer to the
-        with the parameters, empty if nobody gives it        one that joins
+state   device that joins, layers; state of layers with the  by that device after its step, and by the syncer to the
+        parameters, empty if nobody gives it                 one that joins
 over    none                                                 by a syncer after the last outer steps of all workers
 ======= ==================================================== ==========================================================
 """
@@ -192,8 +192,11 @@ class SyncerLink:
         self._link.send(MARK, torch.empty(0), self._clock.now_s(), step=checkpoint)
 
     def end(self) -> None:
-        """Say that nothing more is sent, and wait for the last outer steps of all workers."""
+        """Say that nothing more is sent."""
         self._link.send(LAST, torch.empty(0), self._clock.now_s())
+
+    def await_end(self) -> None:
+        """Wait for the last outer steps of all workers."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self._is_lost)
 
@@ -227,12 +230,12 @@ def sent_of(words: Words, payload: torch.Tensor) -> Sent:
 
 def states_of(words: Words, payload: torch.Tensor, arrived_s: float) -> States:
     """Return the state of layers in a message."""
-    return States(tuple(words["layers"]), words["step"], payload, arrived_s)
+    return States(tuple(words["layers"]), payload, arrived_s)
 
 
 def state_words(device: str, states: States) -> dict[str, Any]:
     """Return what a message for ``device`` says of the layers whose state it has."""
-    return {"device": device, "layers": list(states.layers), "step": states.step}
+    return {"device": device, "layers": list(states.layers)}
 
 
 def news_rows(news: News) -> list[list[int]]:

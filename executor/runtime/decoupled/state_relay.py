@@ -55,24 +55,29 @@ class StateRelay:
     def lose(self, device: str) -> None:
         """Note that the connection of a device has ended; ask others for what it should have given."""
         self._links.pop(device, None)
-        for worker, layers in self._requests.lose(self._worker_of[device]).items():
-            self._ask(worker, layers)
+        self._requests.forget(self._worker_of[device], self._layers[device])
+        self._ask_others(device)
 
     def end(self, device: str) -> None:
         """Note that a device takes no further step; ask others for what it should have given."""
         self._ended.add(self._worker_of[device])
-        for worker, layers in self._requests.given_by(self._worker_of[device]).items():
-            self._ask(worker, layers)
+        self._ask_others(device)
+
+    def note_sent(self, device: str) -> None:
+        """Note that a device has sent pseudo-gradients."""
+        self._requests.note_sent(self._worker_of[device])
 
     def pass_on(self, giver: str, words: Words, payload: torch.Tensor, arrived_s: float) -> None:
         """Send on what a device gives, unless the one that wanted it has it already, or is lost."""
-        states = states_of(words, payload, arrived_s)
-        place = (self._syncer, giver, -1, -1, -1, states.step, MIGRATE_ACTION)
         # Only marks the arrival, for the row of the sender.
-        self._log(Event(EventKind.RECEIVE, *place, arrived_s, arrived_s, payload.numel()))
-        device = str(words["device"])
+        self._log(Event(EventKind.RECEIVE, *self._place(giver), arrived_s, arrived_s, payload.numel()))
+        states, device = states_of(words, payload, arrived_s), str(words["device"])
         if self._requests.answer(self._worker_of[device], states.layers):
             self._send(device, states)
+
+    def _ask_others(self, device: str) -> None:
+        for worker, layers in self._requests.owed_by(self._worker_of[device], self._layers[device]).items():
+            self._ask(worker, layers)
 
     def _ask(self, worker: int, layers: Iterable[int]) -> None:
         wanted = frozenset(layers)
@@ -80,7 +85,7 @@ class StateRelay:
         for device in self._devices(worker):
             own = self._layers[device] & wanted
             if giver is None and own:
-                self._send(device, States(tuple(sorted(own)), -1, torch.empty(0, dtype=torch.uint8)))
+                self._send(device, States(tuple(sorted(own)), torch.empty(0, dtype=torch.uint8)))
             for source in self._devices(giver) if giver is not None else ():
                 part = sorted(own & self._layers[source])
                 if part:
@@ -98,11 +103,13 @@ class StateRelay:
         link = self._links.get(device)
         if link is None:
             return
-        place = (self._syncer, device, -1, -1, -1, states.step, MIGRATE_ACTION)
         start_s, size_bytes = self._clock.now_s(), states.payload.numel()
 
         def departed(end_s: float) -> None:
             if size_bytes:
-                self._log(Event(EventKind.MIGRATE, *place, start_s, end_s, size_bytes))
+                self._log(Event(EventKind.MIGRATE, *self._place(device), start_s, end_s, size_bytes))
 
         link.send(STATE, states.payload, start_s, departed, **state_words(device, states))
+
+    def _place(self, device: str) -> tuple[str, str, int, int, int, int, str]:
+        return self._syncer, device, -1, -1, -1, -1, MIGRATE_ACTION

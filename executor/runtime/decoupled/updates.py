@@ -58,7 +58,10 @@ class WorkerLink(Protocol):
         """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
 
     def end(self) -> None:
-        """Say that nothing more is sent, and wait for the last outer steps of all workers."""
+        """Say that nothing more is sent."""
+
+    def await_end(self) -> None:
+        """Wait for the last outer steps of all workers."""
 
 
 @dataclass(eq=False)
@@ -129,9 +132,9 @@ class DecoupledUpdates(WithoutGradients):
         """Do nothing, since the plan never changes."""
 
     def begin(self, step: int) -> float:
-        """Take over what has arrived; return minus infinity, since the step waits for nothing.
+        """Take over what has arrived; return the run second until which the step waits: minus infinity.
 
-        In a process that has replaced a lost one, wait for the present parameters and the state of all layers before.
+        A process that has replaced a lost one waits for the present parameters and the state of all layers.
         """
         joins, self._joins = self._joins, False
         if joins:
@@ -141,7 +144,7 @@ class DecoupledUpdates(WithoutGradients):
         changed = self._take_over(step, joins=joins)
         for stage in self._stages:
             self._share(stage, step, changed, with_state=joins)
-        return float("-inf")
+        return self._clock.now_s() if joins else float("-inf")
 
     def finish(self, step: int, now_s: float) -> None:
         """Send the pseudo-gradients that follow a step, which ended at run second ``now_s``."""
@@ -154,12 +157,14 @@ class DecoupledUpdates(WithoutGradients):
             sent = Sent({layer: contributions[layer] for layer in packed}, torch.cat(list(packed.values())))
             row = (EventKind.SEND, self._worker, step, UPDATE_ACTION)
             self._links[syncer].send(sent, now_s, self._departed(syncer, *row, sent.payload, now_s))
-        self._give(step + 1, now_s)
+        self._give(now_s)
 
     def drain(self) -> bool:
         """After the last step, wait for the last outer steps of all workers, and take them over; return False."""
         for link in self._links.values():
             link.end()
+        for link in self._links.values():
+            link.await_end()
         self._receive(None)
         changed = self._take_over(None)
         for stage in self._stages:
@@ -202,7 +207,7 @@ class DecoupledUpdates(WithoutGradients):
     def _put_states(self, syncer: str, states: States) -> None:
         if not states.payload.numel():
             return
-        place = (self._device, syncer, -1, -1, -1, states.step, MIGRATE_ACTION)
+        place = (self._device, syncer, -1, -1, -1, -1, MIGRATE_ACTION)
         # Only marks the arrival, for the row of the sender.
         marked = Event(EventKind.RECEIVE, *place, states.arrived_s, states.arrived_s, states.payload.numel())
         self._recorder.log(marked)
@@ -210,14 +215,14 @@ class DecoupledUpdates(WithoutGradients):
         for layer, part in zip(states.layers, torch.split(states.payload, sizes), strict=True):
             self._compute.put_layer_state(self._moves[layer], part.clone())
 
-    def _give(self, step: int, now_s: float) -> None:
-        """Send the state of layers before a step to whoever has asked for it."""
+    def _give(self, now_s: float) -> None:
+        """Send the present state of layers to whoever has asked for it."""
         for syncer, link in self._links.items():
             for wanted in link.take_wanted():
                 payload = torch.cat([self._compute.layer_state(self._moves[layer]) for layer in wanted.layers])
-                row = (EventKind.MIGRATE, -1, step, MIGRATE_ACTION)
+                row = (EventKind.MIGRATE, -1, -1, MIGRATE_ACTION)
                 departed = self._departed(syncer, *row, payload, now_s)
-                link.give(wanted.device, States(wanted.layers, step, payload), now_s, departed)
+                link.give(wanted.device, States(wanted.layers, payload), now_s, departed)
 
     # --- what arrives ---
 

@@ -78,6 +78,22 @@ def test_unequal_workers_do_what_one_process_does_that_applies_the_same_updates(
 
 
 @pytest.mark.slow
+def test_two_syncers_end_a_run_in_which_a_worker_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario = scenario_of(4, OPTIMIZERS[2])
+    one, two, *hubs = (device.name for device in scenario.cluster.devices)
+    pipelines = tuple(Pipeline((Stage(0, LAYERS, (Replica(name),), 2),), (5, 1)) for name in (one, two))
+    outer = OuterStep(fragments=2, mixing=0.5, quorum=1, syncers=tuple(hubs))
+    how = Synchronisation("diloco-decoupled", interval_steps=2, outer=outer)
+    plan = Plan(scenario.name, scenario.model.name, "hand", "1f1b", pipelines, synchronisation=how)
+    threading.Thread(target=strike, args=(tmp_path, 1, 5, signal.SIGKILL), daemon=True).start()
+    record = TorchBackend("real", at_profile_speed=True).run(scenario, plan, None, 120)
+    assert sum(Counter(worker for _, worker, _ in worker_steps(record.events)).values()) == 240
+    given = Counter((event.device, event.peer) for event in record.events if event.kind is EventKind.MIGRATE)
+    assert given == {(one, hub): 1 for hub in hubs} | {(hub, two): 1 for hub in hubs}
+
+
+@pytest.mark.slow
 def test_stages_and_replicas_form_a_worker(tmp_path: Path) -> None:
     scenario = scenario_of(5, OPTIMIZERS[1])
     one, two, three, four, hub = (device.name for device in scenario.cluster.devices)

@@ -78,16 +78,16 @@ class Apart:
             self._versions[layer, self.version[layer]] = self._of(self.common, layer)
 
     def _share(self, layer: int) -> float:
-        """What the last outer step has, of that and the last of each other worker since all in it were merged."""
+        """What the last outer step has, of that and the last of each other worker since each in it was merged."""
         *before, last = self._merged[layer]
-        since: dict[int, int] = {}
-        missing = set(last)
-        while before and missing:
-            earlier = before.pop()
-            missing -= earlier.keys()
-            since = (earlier if missing else {}) | since
-        others = sum(samples for w, samples in since.items() if w not in last)
-        return sum(last.values()) / (sum(last.values()) + others)
+        share = 0.0
+        for w, samples in last.items():
+            since = next((place + 1 for place in reversed(range(len(before))) if w in before[place]), 0)
+            others: dict[int, int] = {}
+            for merged in before[since:]:
+                others |= {other: count for other, count in merged.items() if other not in last}
+            share += samples / (sum(last.values()) + sum(others.values()))
+        return share
 
     def take(self, w: int, layer: int, version: int) -> None:
         """A worker takes a version over, and mixes it with its own if it answers what was sent last."""

@@ -63,6 +63,9 @@ class ManualLink:
     def end(self) -> None:
         """The test has delivered everything."""
 
+    def await_end(self) -> None:
+        """It waits for nothing."""
+
     def deliver(self) -> None:
         """The syncer's next message arrives."""
         self._arrived.append(self.down.popleft())
@@ -140,7 +143,10 @@ class ManualWorkers:
 
     def layers(self, w: int) -> dict[int, torch.Tensor]:
         """The parameters of a worker, by layer."""
-        compute, sizes = self.computes[w], {layer: self.common.parameters(layer).numel() for layer in self.common.layers}
+        compute, sizes = (
+            self.computes[w],
+            {layer: self.common.parameters(layer).numel() for layer in self.common.layers},
+        )
         return {layer: compute.flat_parameters(layer, layer + 1, size).parameters() for layer, size in sizes.items()}
 
     def _compute(self, device: str) -> RealCompute:

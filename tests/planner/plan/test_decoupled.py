@@ -44,16 +44,24 @@ def test_a_version_without_the_own_pseudo_gradient_is_taken_over_at_once() -> No
 
 def test_workers_that_join_at_the_same_time_ask_different_ones() -> None:
     requests = StateRequests(4)
-    assert requests.ask(0, [0, 1], [1, 2, 3]) == 1
-    # The one that awaits the state itself gives none.
+    assert requests.ask(0, [0, 1], [1, 2]) == 1
     assert requests.ask(3, [0, 1], [0, 1, 2]) == 1
-    assert requests.ask(2, [0], [0, 3]) is None
-    assert requests.lose(1) == {0: [0, 1], 3: [0, 1]}
-    assert requests.ask(0, [0, 1], [2]) == 2
+    assert requests.owed_by(1, [0, 1, 2]) == {0: [0, 1], 3: [0, 1]}
+    assert requests.owed_by(1, [1]) == {0: [1], 3: [1]}
+    assert requests.ask(0, [0], [2]) == 2
     assert requests.answer(0, [0]) == [0]
-    assert requests.given_by(2) == {0: [1]}
     assert requests.answer(0, [0, 1]) == [1]
-    assert not requests.awaits(0)
+    requests.forget(3, [0])
+    assert requests.answer(3, [0, 1]) == [1]
+
+
+def test_a_worker_that_has_joined_gives_nothing_until_it_has_sent() -> None:
+    requests = StateRequests(3)
+    assert requests.ask(0, [0], []) is None
+    assert requests.ask(1, [0], [0]) is None
+    requests.note_sent(0)
+    assert requests.ask(2, [0], [0, 1]) == 0
+
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(1, 9), min_size=6, max_size=6))
 def test_the_shares_of_workers_that_meet_in_groups_add_up_to_one(groups: list[int], samples: list[int]) -> None:
@@ -70,7 +78,8 @@ def test_the_shares_of_workers_that_meet_in_groups_add_up_to_one(groups: list[in
 
 
 def test_a_worker_that_is_gone_does_not_lessen_the_outer_steps_of_the_others() -> None:
-    earlier = {0: (5, 20), 1: (5, 20), 2: (3, 20)}
+    earlier = {0: (20, 20), 1: (20, 20), 2: (10, 20), 3: (20, 20)}
     assert share_of_workers({0: 20, 1: 20}, earlier) == 1
-    # When it returns, with less progress than the others have had meanwhile.
-    assert share_of_workers({2: 5}, earlier) == 5 / 45
+    # One that has returned counts by itself: three others have trained since it was merged last.
+    assert share_of_workers({2: 5}, earlier) == 5 / 65
+    assert share_of_workers({0: 20, 1: 20, 2: 5}, earlier) == pytest.approx(40 / 45 + 5 / 65)

@@ -1,6 +1,6 @@
 """The optimizer's state that workers give those that return after an absence, by way of syncers (diloco-decoupled)."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,15 +19,20 @@ from sim.updates.layer_holders import Holder
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class StatesMessage(Message):
-    """The state of layers on the way to a syncer, or on from there, for the device ``target`` of a worker."""
+    """The state of layers on the way to a syncer, or on from there, for the device ``target`` of a worker.
+
+    Attributes:
+        returns: How many times the worker had returned when it asked.
+    """
 
     sender: str
     receiver: str
     target: str
     layers: tuple[int, ...]
+    returns: int
 
 
-class StateGifts:
+class StateTransfers:
     """Which worker gives what to whom, until it has arrived.
 
     Args:
@@ -62,7 +67,8 @@ class StateGifts:
         # The layers whose state each worker lacks, and those whose state a device gives after its next step, by syncer
         # and receiving device.
         self._lacking: defaultdict[int, set[int]] = defaultdict(set)
-        self._wanted: defaultdict[str, dict[tuple[str, str], list[int]]] = defaultdict(dict)
+        self._wanted: defaultdict[str, dict[tuple[str, str], set[int]]] = defaultdict(dict)
+        self._returns: Counter[int] = Counter()
 
     def lacks(self, worker: int) -> bool:
         """Return whether a worker awaits the state of layers."""
@@ -71,19 +77,30 @@ class StateGifts:
     def lose(self, worker: int, now_s: float) -> None:
         """Note that a worker is away; ask others for what it should have given."""
         self._lacking[worker].clear()
+        self._returns[worker] += 1
         for holder in self._of(worker):
-            self._wanted.pop(holder.name, None)
-        for other, layers in self._requests.lose(worker).items():
+            self._requests.forget(worker, holder.elements)
+            self.end(holder, now_s)
+
+    def end(self, holder: Holder, now_s: float) -> None:
+        """Note that a device takes no further step, or none for now; ask others for what it should have given."""
+        self._wanted.pop(holder.name, None)
+        for other, layers in self._requests.owed_by(holder.worker, holder.elements).items():
             self._ask(other, layers, now_s)
+
+    def note_sent(self, worker: int) -> None:
+        """Note that a worker has sent pseudo-gradients."""
+        self._requests.note_sent(worker)
 
     def ask(self, worker: int, now_s: float) -> None:
         """Let another worker give one that returns the state of all its layers, if there is one that has it."""
         self._ask(worker, [layer for holder in self._of(worker) for layer in holder.elements], now_s)
 
-    def give(self, holder: Holder, step: int, now_s: float) -> None:
-        """Send the syncers what others want of a device, as it is before a step."""
+    def give(self, holder: Holder, now_s: float) -> None:
+        """Send the syncers what others want of a device, as it is now."""
         for (syncer, target), layers in sorted(self._wanted.pop(holder.name, {}).items()):
-            self._send(holder.name, syncer, target, tuple(sorted(layers)), step, now_s)
+            returns = self._returns[self._worker_of[target]]
+            self._send(holder.name, syncer, target, tuple(sorted(layers)), returns, now_s)
 
     def deliver(self, message: StatesMessage) -> None:
         """Record the departure of a message, and await its arrival."""
@@ -96,8 +113,10 @@ class StateGifts:
         worker = self._worker_of[message.target]
         if message.receiver != message.target:
             if self._requests.answer(worker, message.layers):
-                self._send(message.receiver, message.target, message.target, message.layers, message.step, now_s)
-        elif self._lacking[worker]:
+                returns = self._returns[worker]
+                self._send(message.receiver, message.target, message.target, message.layers, returns, now_s)
+        elif message.returns == self._returns[worker]:
+            # Otherwise it was on its way to a process that is no more.
             self._lacking[worker] -= set(message.layers)
             self._complete_if_whole(worker, now_s)
 
@@ -112,18 +131,18 @@ class StateGifts:
         for target in self._of(worker):
             for source in self._of(giver):
                 for layer in target.elements.keys() & source.elements.keys() & wanted:
-                    self._wanted[source.name].setdefault((self._syncer_of[layer], target.name), []).append(layer)
+                    self._wanted[source.name].setdefault((self._syncer_of[layer], target.name), set()).add(layer)
 
     def _complete_if_whole(self, worker: int, now_s: float) -> None:
         if not self._lacking[worker]:
             self._complete(worker, now_s)
 
     def _send(
-        self, sender: str, receiver: str, target: str, layers: tuple[int, ...], step: int, now_s: float
+        self, sender: str, receiver: str, target: str, layers: tuple[int, ...], returns: int, now_s: float
     ) -> None:
         size_bytes = sum(self._bytes[layer] for layer in layers)
         message = StatesMessage(
-            step, -1, size_bytes, now_s, sender=sender, receiver=receiver, target=target, layers=layers
+            -1, -1, size_bytes, now_s, sender=sender, receiver=receiver, target=target, layers=layers, returns=returns
         )
         self._network.connection(sender, receiver).send(message)
 
