@@ -112,11 +112,10 @@ class DecoupledUpdates:
         if holder is not None:
             self._send(holder, step, now_s)
             self.transfers.give(holder, now_s)
-            if not self.steps.goes_on(worker, step + 1):
-                self._ended.add(holder.name)
-                self.transfers.end(holder, now_s)
             if self.steps.goes_on(worker, step + 1):
                 self._take_over(holder, step + 1, now_s)
+            else:
+                self._ended.add(holder.name)
         if self.steps.finish(step, actor, now_s):
             self._check_end(now_s)
 
@@ -153,7 +152,8 @@ class DecoupledUpdates:
     def _able(self) -> list[int]:
         """Return the workers that are there, and take further steps."""
         workers = (worker for worker, present in enumerate(self._present) if not present.is_away)
-        return [worker for worker in workers if all(each.name not in self._ended for each in self._of(worker))]
+        going_on = (each for each in workers if self.steps.goes_on(each, self.steps.finished(each)))
+        return [worker for worker in going_on if all(each.name not in self._ended for each in self._of(worker))]
 
     def _join(self, worker: int, now_s: float) -> None:
         """When a worker has all parameters again, take them over, and do what follows the steps that have ended."""

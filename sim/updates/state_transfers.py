@@ -80,13 +80,9 @@ class StateTransfers:
         self._returns[worker] += 1
         for holder in self._of(worker):
             self._requests.forget(worker, holder.elements)
-            self.end(holder, now_s)
-
-    def end(self, holder: Holder, now_s: float) -> None:
-        """Note that a device takes no further step, or none for now; ask others for what it should have given."""
-        self._wanted.pop(holder.name, None)
-        for other, layers in self._requests.owed_by(holder.worker, holder.elements).items():
-            self._ask(other, layers, now_s)
+            self._wanted.pop(holder.name, None)
+            for other, layers in self._requests.owed_by(worker, holder.elements).items():
+                self._ask(other, layers, now_s)
 
     def note_sent(self, worker: int) -> None:
         """Note that a worker has sent pseudo-gradients."""
