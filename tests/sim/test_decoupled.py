@@ -216,6 +216,18 @@ def test_without_another_worker_a_worker_returns_with_an_empty_optimizer() -> No
     assert sum(steps_of(record).values()) == 16
 
 
+def test_the_stages_of_a_giver_end_one_after_the_other() -> None:
+    """Whenever the other worker returns, nobody is asked that takes no further step."""
+    scenario, plan = with_adamw(apart([1.0] * 3, [0.25, 0.5], 2, OuterStep(quorum=1), 0.125))
+    _, before, last = plan.pipelines
+    halves = (replace(before.stages[0], end_layer=1, in_flight=2), replace(last.stages[0], first_layer=1))
+    pipelines = (plan.pipelines[0], replace(last, stages=halves, microbatches=(1, 1)))
+    for tenths in range(0, 120):
+        faults = (Absence("device-0", 0.5, 1 + tenths / 10),)
+        record = simulated((replace(scenario, faults=faults), replace(plan, pipelines=pipelines)), steps=3)
+        assert steps_of(record)[0] >= 2, tenths
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_whoever_returns_trains_on_whatever_happens_to_those_that_give(data: st.DataObject) -> None:
