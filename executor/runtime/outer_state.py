@@ -99,17 +99,24 @@ class OuterState:
     def advance(self, layer: int, share: float = 1.0) -> torch.Tensor:
         """Take the outer step of a layer with its mean pseudo-gradient; return the new common parameters.
 
-        With a ``share`` below 1 it is a part of one: with always the same mean, n parts of 1/n each are as long as a
-        whole one, and the momentum of the outer steps before fades as much.
+        With a ``share`` below 1 it is a part of one: parts with the same mean, whose shares add up to 1, are together
+        a whole outer step.
         """
         settings, own = self._settings, self._layers[layer]
         assert own.mean is not None, layer
-        factor = settings.momentum**share
-        # 1 for a whole outer step, to the bit.
-        weight = (1 - factor) / (1 - settings.momentum)
-        added = own.mean * weight
-        own.momentum = added if own.momentum is None else own.momentum * factor + added
-        own.common = own.common - (own.mean + own.momentum * settings.momentum) * (settings.learning_rate * share)
+        mean, before, beta = own.mean, own.momentum, settings.momentum
+        if share == 1:
+            own.momentum = mean if before is None else before * beta + mean
+            own.common = own.common - (mean + own.momentum * beta) * settings.learning_rate
+        else:
+            # The momentum of many outer steps with one mean is mean / (1 - beta); so much of the way there is a part.
+            way = 1 - beta**share
+            of_mean = (share - way * beta**2 / (1 - beta)) / (1 - beta)
+            moved, momentum = mean * of_mean, mean * (way / (1 - beta))
+            if before is not None:
+                moved += before * (way * beta**2 / (1 - beta))
+                momentum += before * beta**share
+            own.momentum, own.common = momentum, own.common - moved * settings.learning_rate
         own.mean = None
         return own.common
 

@@ -222,7 +222,7 @@ def test_the_stages_of_a_giver_end_one_after_the_other() -> None:
     _, before, last = plan.pipelines
     halves = (replace(before.stages[0], end_layer=1, in_flight=2), replace(last.stages[0], first_layer=1))
     pipelines = (plan.pipelines[0], replace(last, stages=halves, microbatches=(1, 1)))
-    for tenths in range(0, 120):
+    for tenths in range(120):
         faults = (Absence("device-0", 0.5, 1 + tenths / 10),)
         record = simulated((replace(scenario, faults=faults), replace(plan, pipelines=pipelines)), steps=3)
         assert steps_of(record)[0] >= 2, tenths

@@ -69,9 +69,7 @@ class Apart:
                 for index, parameter in enumerate(self.common[layer].parameters()):
                     mean = torch.stack([values[index] * (samples / total) for values, samples in parts]).sum(dim=0)
                     kept = self._momentum[layer][index]
-                    # The limit of many outer steps with one mean is mean / (1 - momentum), whatever their shares.
-                    kept.copy_(kept * momentum**share + mean * (1 - momentum**share) / (1 - momentum))
-                    parameter -= share * self._outer.learning_rate * (mean + momentum * kept)
+                    parameter -= self._outer.learning_rate * _move(kept, mean, momentum, share)
             self.version[layer] += 1
             for w in workers:
                 self._answers[w, layer] = self.version[layer]
@@ -112,3 +110,17 @@ class Apart:
     def common_parameters(self) -> dict[str, torch.Tensor]:
         """What the outer steps have made."""
         return {name: each.detach() for name, each in self.common.named_parameters()}
+
+
+def _move(kept: torch.Tensor, mean: torch.Tensor, momentum: float, share: float) -> torch.Tensor:
+    """The way of a part of an outer step, in units of the learning rate, after which ``kept`` is its momentum.
+
+    Outer steps with one mean approach a steady motion: the difference to it shrinks by the momentum in each whole one,
+    by as much of it as the share in a part.
+    """
+    steady = mean / (1 - momentum)
+    shrunk = (kept - steady) * momentum**share
+    # Summed over whole outer steps from here on, and from the end of this part on.
+    way = share * steady + momentum**2 * ((kept - steady) - shrunk) / (1 - momentum)
+    kept.copy_(steady + shrunk)
+    return way
