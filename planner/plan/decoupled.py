@@ -9,8 +9,8 @@ the layers of a fragment after the steps that `FragmentExchanges` gives, except 
 yet in a version that it has taken over: their next one then contains the progress since.
 
 When it takes over a version with the pseudo-gradient that it sent last, a worker mixes its parameters with the common
-ones, as in Streaming DiLoCo. Any other version moves its parameters as far as the common ones have moved, so that
-nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our own: with outer steps of
+ones, as in Streaming DiLoCo. A version that comes while none is under way moves its parameters as far as the common
+ones have moved, so that nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our own: with outer steps of
 some workers in turn, full steps and mixing let the common parameters swing up.
 
 A worker whose process was replaced takes over the present common parameters, and the state of the inner optimizer of
@@ -186,16 +186,17 @@ class WorkerLayers:
 
         The values say whether the version contains the pseudo-gradient that it has sent last.
 
-        A version that contains the pseudo-gradient sent last is taken over as many steps after this was sent as
-        Streaming DiLoCo would, or as soon as it is there; any other version as soon as it is there. With None, at the
-        end of the run, every version is taken over.
+        While a pseudo-gradient is under way, only a version that contains it is taken over: as many steps after it was
+        sent as Streaming DiLoCo would, or as soon as it is there. Otherwise any version is, as soon as it is there.
+        With None, at the end of the run, every version is taken over.
         """
         found = {}
         for layer, own in self._layers.items():
             if own.arrived is None:
                 continue
-            if step is not None and own.answers and own.sent is not None and step <= own.sent + self._overlap_steps:
-                continue
+            if step is not None and own.sent is not None:
+                if not own.answers or step <= own.sent + self._overlap_steps:
+                    continue
             found[layer] = own.answers
             own.base, own.arrived = own.arrived, None
             if own.answers:

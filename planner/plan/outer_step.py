@@ -28,9 +28,9 @@ class OuterStep:
     With the mean pseudo-gradient Δ, the outer momentum m becomes βm + Δ, and the common parameters θ become
     θ - η(Δ + βm), as in DiLoCo (arXiv 2311.08105). The mean is weighted by samples. With ``diloco-decoupled`` an outer
     step that merges a share of what workers have trained is such a part of one that parts with the same Δ, whose shares
-    add up to 1, are together a whole one. Fragments, overlap and mixing are from Streaming DiLoCo (arXiv 2501.18512), and need
-    the method ``diloco-streaming`` or ``diloco-decoupled``. Quorum, grace and syncers are from Decoupled DiLoCo (arXiv
-    2604.21428), and need the method ``diloco-decoupled``.
+    add up to 1, are together a whole one. Fragments, overlap and mixing are from Streaming DiLoCo (arXiv 2501.18512),
+    and need the method ``diloco-streaming`` or ``diloco-decoupled``. Quorum, grace and syncers are from Decoupled
+    DiLoCo (arXiv 2604.21428), and need the method ``diloco-decoupled``.
 
     Attributes:
         learning_rate: Learning rate η, above 0.
