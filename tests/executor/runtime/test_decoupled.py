@@ -116,9 +116,7 @@ def assert_follows_one_process(data: st.DataObject) -> None:
                 newest = max(arrived[w], default=None)
                 answered = any(mine for _, mine in arrived[w])
                 sent = asked[w]
-                if newest is not None and not (
-                    answered and sent is not None and workers.next[w] <= sent + outer.overlap_steps
-                ):
+                if newest is not None and (sent is None or (answered and workers.next[w] > sent + outer.overlap_steps)):
                     for layer in other.layers:
                         other.take(w, layer, newest[0])
                     arrived[w] = []

@@ -30,16 +30,20 @@ def test_a_replaced_worker_counts_once() -> None:
     assert [(each.worker, each.step) for each in rounds.take()] == [(0, 5), (1, 3)]
 
 
-def test_a_version_without_the_own_pseudo_gradient_is_taken_over_at_once() -> None:
+def test_a_version_without_the_own_pseudo_gradient_is_taken_over_if_none_is_under_way() -> None:
     layers = WorkerLayers(0, 4, OuterStep(overlap_steps=3), {0: 0})
-    assert layers.send(3)[0] == Contribution(0, 3, 4, 0)
     layers.arrive(0, 1, -1)
-    assert layers.take_over(4) == {0: False}
+    assert layers.take_over(3) == {0: False}
+    assert layers.send(3)[0] == Contribution(0, 3, 4, 1)
+    layers.arrive(0, 2, -1)
+    assert not layers.take_over(4)
     assert not layers.send(7)
-    layers.arrive(0, 2, 3)
+    layers.arrive(0, 3, 3)
     assert layers.take_over(8) == {0: True}
     # It contains the progress since the pseudo-gradient before, and leads away from the version taken over last.
-    assert layers.send(11)[0] == Contribution(0, 11, 8, 2)
+    assert layers.send(11)[0] == Contribution(0, 11, 8, 3)
+    layers.arrive(0, 4, 3)
+    assert layers.take_over(None) == {0: False}
 
 
 def test_workers_that_join_at_the_same_time_ask_different_ones() -> None:
