@@ -10,8 +10,8 @@ yet in a version that it has taken over: their next one then contains the progre
 
 When it takes over a version with the pseudo-gradient that it sent last, a worker mixes its parameters with the common
 ones, as in Streaming DiLoCo. A version that comes while none is under way moves its parameters as far as the common
-ones have moved, so that nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our own: with outer steps of
-some workers in turn, full steps and mixing let the common parameters swing up.
+ones have moved, so that nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our
+own: with outer steps of some workers in turn, full steps and mixing let the common parameters swing up.
 
 A worker whose process was replaced takes over the present common parameters, and the state of the inner optimizer of
 another worker: with an empty one, the first steps of AdamW are too long, and spoil the common parameters.
@@ -124,6 +124,10 @@ class _Layer:
     arrived: int | None = None
     answers: bool = False
 
+    def lets_take_over(self, step: int, overlap_steps: int) -> bool:
+        """Return whether what has arrived may be taken over before a step: the answer, not too early, if one is due."""
+        return self.sent is None or (self.answers and step > self.sent + overlap_steps)
+
 
 class WorkerLayers:
     """Decides what a device of a worker sends after its steps, and which versions it takes over before them.
@@ -194,9 +198,8 @@ class WorkerLayers:
         for layer, own in self._layers.items():
             if own.arrived is None:
                 continue
-            if step is not None and own.sent is not None:
-                if not own.answers or step <= own.sent + self._overlap_steps:
-                    continue
+            if step is not None and not own.lets_take_over(step, self._overlap_steps):
+                continue
             found[layer] = own.answers
             own.base, own.arrived = own.arrived, None
             if own.answers:
