@@ -17,7 +17,7 @@ from planner.step.compile import compile_step
 from sim.backups import BackupFlows, BackupMessage
 from sim.engine import PostedReceives, StepEngine
 from sim.kernel.devices import make_devices
-from sim.migration import LayerMessage, StateTransfer, migrate_event
+from sim.migration import LayerMessage, StateTransfer
 from sim.network.connection import Message
 from sim.network.network import Network
 from sim.recorder import Recorder
@@ -26,7 +26,7 @@ from sim.step_gate import PolicyClock, StepGate, StopCondition
 from sim.updates.async_updates import AsyncUpdates, UpdateMessage
 from sim.updates.decoupled import DecoupledUpdates
 from sim.updates.layer_holders import LayersMessage
-from sim.updates.state_transfers import StatesMessage
+from sim.updates.state_transfers import StatesMessage, migrate_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class EpochRun:
     def _take(self, message: Message, until_s: float) -> None:
         match message:
             case LayerMessage():
-                self._recorder.add(migrate_event(message))
+                self._recorder.add(migrate_event(message.transfer.source, message.transfer.target, message))
                 actor = self._transfer.arrive(message)
                 if actor is not None:
                     self._devices.clock_s[actor] = max(self._devices.clock_s[actor], message.arrived_s)

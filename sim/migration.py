@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import simpy
 
 from planner.adapt.migration import LayerTransfer, Migration
-from planner.events.event import MIGRATE_ACTION, Event, EventKind
 from planner.scenario.scenario import Scenario
 from sim.network.connection import Message
 from sim.network.network import Network
@@ -57,14 +56,6 @@ class StateTransfer:
         self._awaited[actor] -= 1
         self.end_s = max(self.end_s, message.arrived_s)
         return None if self._awaited[actor] else actor
-
-
-def migrate_event(message: LayerMessage) -> Event:
-    """Return the event of sending layers."""
-    transfer = message.transfer
-    place = (transfer.source, transfer.target, -1, -1, -1, message.step, MIGRATE_ACTION)
-    times_s = (message.ready_s, message.departed_s)
-    return Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s)
 
 
 def travel_s(migration: Migration, scenario: Scenario, connections: int) -> float:

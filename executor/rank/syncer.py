@@ -195,7 +195,6 @@ class Syncer:
         """Connect a device, which has these versions of its layers; None if it needs those of all layers."""
         if holder.link is not None:
             holder.link.close()
-            self._relay.lose(holder.name)
         shaper, clock = self._context.shaper, self._context.clock
         emulation = None if shaper is None else shaper.between(self._name, holder.name)
         link: LayerLink

@@ -239,10 +239,10 @@ class DecoupledUpdates:
                 self._join(holder.worker, now_s)
             return
         self._under_way -= 1
+        if not self.transfers.lacks(message.pipeline):
+            self.transfers.note_sent(message.pipeline)
         for layer, contribution in message.sent.items():
             self._there[layer, contribution.worker] = message
-            if not self.transfers.lacks(contribution.worker):
-                self.transfers.note_sent(contribution.worker)
             self._rounds[layer].arrive(contribution, now_s)
         self._take_outer_steps(message.sent, now_s)
         for due_s in {self._rounds[layer].due_s for layer in message.sent} - {inf}:

@@ -100,9 +100,7 @@ class StateTransfers:
 
     def deliver(self, message: StatesMessage) -> None:
         """Record the departure of a message, and await its arrival."""
-        place = (message.sender, message.receiver, -1, -1, -1, message.step, MIGRATE_ACTION)
-        times_s = (message.ready_s, message.departed_s)
-        self._record(Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s))
+        self._record(migrate_event(message.sender, message.receiver, message))
         Timer(self._environment, message.arrived_s, lambda timer: self._arrive(message, timer.time_s))
 
     def _arrive(self, message: StatesMessage, now_s: float) -> None:
@@ -144,3 +142,10 @@ class StateTransfers:
 
     def _of(self, worker: int) -> list[Holder]:
         return [holder for holder in self._holders if holder.worker == worker]
+
+
+def migrate_event(source: str, target: str, message: Message) -> Event:
+    """Return the event of sending the state of layers from one device to another."""
+    place = (source, target, -1, -1, -1, message.step, MIGRATE_ACTION)
+    times_s = (message.ready_s, message.departed_s)
+    return Event(EventKind.MIGRATE, *place, *times_s, message.size_bytes, arrived_s=message.arrived_s)

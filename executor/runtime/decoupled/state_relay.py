@@ -47,6 +47,9 @@ class StateRelay:
 
     def connect(self, device: str, link: LayerLink, *, joins: bool) -> None:
         """Note that a device is connected; ask for the state of its layers if its process has replaced a lost one."""
+        if device in self._links:
+            # The end of the connection before was not seen yet.
+            self.lose(device)
         self._links[device] = link
         self._ended.discard(self._worker_of[device])
         if joins:

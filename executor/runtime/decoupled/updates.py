@@ -285,8 +285,7 @@ class DecoupledUpdates(WithoutGradients):
             flags = self._transport.post(leader, announced, len(stage.layers)).wait()
             own = [layer for layer, flag in zip(stage.layers, flags.tolist(), strict=True) if flag]
             if own:
-                state_sizes = [self._compute.state_bytes(self._moves[layer]) for layer in own]
-                sizes = state_sizes if with_state else [self._bytes[layer] for layer in own]
+                sizes = [self._shared_bytes(layer, with_state=with_state) for layer in own]
                 values = self._transport.post(leader, follows, sum(sizes)).wait()
                 for layer, part in zip(own, torch.split(values, sizes), strict=True):
                     if with_state:
@@ -301,6 +300,9 @@ class DecoupledUpdates(WithoutGradients):
             if own:
                 values = torch.cat([self._shared(layer, with_state=with_state) for layer in own])
                 self._transport.send(other, follows, values, self._clock.now_s())
+
+    def _shared_bytes(self, layer: int, *, with_state: bool) -> int:
+        return self._compute.state_bytes(self._moves[layer]) if with_state else self._bytes[layer]
 
     def _shared(self, layer: int, *, with_state: bool) -> torch.Tensor:
         if with_state:
