@@ -183,6 +183,7 @@ def convergence(
     workers: Annotated[str, typer.Option(help="Rising numbers of workers.")] = "2,4",
     intervals: Annotated[str, typer.Option(help="Rising steps between two exchanges.")] = "5,20,50",
     compressions: Annotated[str, typer.Option(help="Formats of what is exchanged.")] = "none",
+    momenta: Annotated[str, typer.Option(help="Momenta of outer steps; 0 averages the workers.")] = "0.9,0",
     steps: Annotated[int, typer.Option(min=4, max=100_000, help="Steps of each run.")] = 200,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds of each setting.")] = 2,
     as_json: JsonOption = False,
@@ -190,7 +191,7 @@ def convergence(
     """Measure what rare exchanges cost in loss. Example: ropebridge profile convergence gpt.yaml -o loss.json."""
     from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
 
-    config = ConvergenceConfig(scenario, methods, workers, intervals, compressions, steps, seeds)
+    config = ConvergenceConfig(scenario, methods, workers, intervals, compressions, momenta, steps, seeds)
     say(profile_convergence(config, output, as_json, tell))
 
 

@@ -7,9 +7,11 @@ update.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,6 +54,7 @@ class ConvergenceConfig:
         workers: Comma-separated rising numbers of workers.
         intervals: Comma-separated rising steps between two exchanges.
         compressions: Comma-separated formats of pseudo-gradients.
+        momenta: Comma-separated momenta of outer steps.
         steps: Steps of each run.
         seeds: Number of seeds of each setting.
     """
@@ -61,6 +64,7 @@ class ConvergenceConfig:
     workers: str
     intervals: str
     compressions: str
+    momenta: str
     steps: int
     seeds: int
 
@@ -98,7 +102,8 @@ def profile_convergence(config: ConvergenceConfig, output: Path, as_json: bool, 
         mode = case.mode
         tell(
             f"run {number + 1} of {len(cases)}: {mode.method}, {mode.workers} workers, exchanges after "
-            f"{mode.interval_steps} steps, compression {mode.compression}, seed {case.seed}"
+            f"{mode.interval_steps} steps, compression {mode.compression}, outer momentum {mode.momentum:g}, "
+            f"seed {case.seed}"
         )
         curve = curve_of(mode, _losses(scenario, case, config.steps))
         runs[case] = curve
@@ -125,6 +130,7 @@ def _cases(config: ConvergenceConfig, scenario: Scenario) -> Iterator[_Case]:
         find_by_name(method, dict.fromkeys(("diloco", _STREAMING)), "method", where="--methods")
     for each in compressions:
         find_by_name(each, dict.fromkeys(OUTER_COMPRESSIONS), "compression", where="--compressions")
+    momenta = [_momentum(each) for each in config.momenta.split(",")]
     workers, intervals = rising_numbers(config.workers, "--workers"), rising_numbers(config.intervals, "--intervals")
     if not 2 <= workers[0] <= workers[-1] <= batch:
         valid = f"give numbers from 2 to {batch}, the global batch"
@@ -133,14 +139,22 @@ def _cases(config: ConvergenceConfig, scenario: Scenario) -> Iterator[_Case]:
         valid = f"give at most {config.steps // 2}, so that there are two exchanges in {config.steps} steps"
         raise InputError(f"'{config.intervals}' is not allowed", where="--intervals", valid=valid)
     modes = [TrainingMode(_ALLREDUCE, batch)]
-    for method in methods:
-        for compression in compressions:
-            for count in workers:
-                for interval in intervals:
-                    fragments = min(_FRAGMENTS, interval, len(scenario.model.layers)) if method == _STREAMING else 1
-                    modes.append(TrainingMode(method, batch, count, interval, fragments, compression))
+    for method, compression, momentum in product(methods, compressions, momenta):
+        for count, interval in product(workers, intervals):
+            fragments = min(_FRAGMENTS, interval, len(scenario.model.layers)) if method == _STREAMING else 1
+            modes.append(TrainingMode(method, batch, count, interval, fragments, compression, momentum))
     for seed in range(first, first + config.seeds):
         yield from (_Case(mode, seed) for mode in modes)
+
+
+def _momentum(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise InputError(f"'{text}' is not allowed", where="--momenta", valid="give numbers from 0 to below 1")
+    return value
 
 
 def _losses(scenario: Scenario, case: _Case, steps: int) -> tuple[float, ...]:
@@ -180,7 +194,7 @@ def _alone(scenario: Scenario, case: _Case) -> tuple[Scenario, Plan]:
     how = Synchronisation()
     if mode.method != _ALLREDUCE:
         overlap = min(_OVERLAP_STEPS, mode.interval_steps - 1) if mode.method == _STREAMING else 0
-        outer = outer_settings(mode.method, mode.fragments, overlap, mode.compression)
+        outer = outer_settings(mode, overlap)
         how = Synchronisation(mode.method, interval_steps=mode.interval_steps, outer=outer)
     plan = Plan(scenario.name, scenario.model.name, "profile convergence", "1f1b", pipelines, synchronisation=how)
     return alone, plan
@@ -209,7 +223,7 @@ def _kept(output: Path, task: str) -> dict[_Case, LossCurve]:
 
 
 def _run(each: LossRunEntry, entry: ConvergenceEntry) -> tuple[_Case, LossCurve]:
-    settings = (each.workers, each.interval_steps, each.fragments, each.compression)
+    settings = (each.workers, each.interval_steps, each.fragments, each.compression, each.momentum)
     mode = TrainingMode(each.method, entry.global_batch, *settings)
     return _Case(mode, each.seed), LossCurve(mode, each.steps, each.losses)
 
@@ -231,11 +245,15 @@ def _write(output: Path, scenario: Scenario, task: str, runs: Mapping[_Case, Los
 
 
 def _table(law: LossLaw, curves: list[LossCurve], errors: Mapping[tuple[int, int], float]) -> list[str]:
-    lines = [f"{'method':18} {'workers':>7} {'interval':>8} {'compression':>11}  loss at the end, by the law"]
+    lines = [
+        f"{'method':18} {'workers':>7} {'interval':>8} {'compression':>11} {'momentum':>8}  loss at the end, by the law"
+    ]
     for mode in dict.fromkeys(curve.mode for curve in curves):
         own = [curve for curve in curves if curve.mode == mode]
         ends = f"{sum(curve.losses[-1] for curve in own) / len(own):.4f}, {law.loss(mode, own[0].steps[-1]):.4f}"
-        lines.append(f"{mode.method:18} {mode.workers:7} {mode.interval_steps:8} {mode.compression:>11}  {ends}")
+        momentum = "" if mode.method == _ALLREDUCE else f"{mode.momentum:g}"
+        settings = f"{mode.workers:7} {mode.interval_steps:8} {mode.compression:>11} {momentum:>8}"
+        lines.append(f"{mode.method:18} {settings}  {ends}")
     least, most = np.quantile(np.array(law.draws), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     for place, name in enumerate(TERMS, len(law.mean) - len(TERMS)):
         interval = f"{least[place]:+.4f} to {most[place]:+.4f} with {CONFIDENCE:.0%}"

@@ -14,8 +14,6 @@ from experiments.benches.execution.data import measure_data
 from experiments.benches.execution.executor import measure_executor
 from experiments.benches.execution.job_queue import measure_jobs
 from experiments.benches.execution.recovery import measure_recovery
-from experiments.benches.execution.separate_training import measure_separate_training
-from experiments.benches.execution.struck_workers import measure_struck_workers
 from experiments.benches.faults.busy import measure_busy
 from experiments.benches.faults.faults import measure_faults
 from experiments.benches.faults.slowing import measure_strangers
@@ -25,6 +23,9 @@ from experiments.benches.planning.clusters import measure_clusters
 from experiments.benches.planning.planner import measure_planner
 from experiments.benches.planning.regret import measure_regret
 from experiments.benches.planning.schedules import measure_schedules
+from experiments.benches.regions.separate_training import measure_separate_training
+from experiments.benches.regions.struck_workers import measure_struck_workers
+from experiments.benches.regions.time_to_loss import measure_time_to_loss
 from experiments.benches.report import measure_report
 from experiments.benches.result import BenchResult, Check, Reproduction, plain_number
 from experiments.benches.sailor.accuracy import measure_accuracy
@@ -63,6 +64,7 @@ BENCHES: Mapping[str, Bench] = {
     "planner": measure_planner,
     "profile": measure_profile,
     "recovery": measure_recovery,
+    "regions": measure_time_to_loss,
     "report": measure_report,
     "schedules": measure_schedules,
     "simulator": measure_simulator,

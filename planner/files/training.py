@@ -49,13 +49,16 @@ class ScheduleEntry:
     final_share: Number = 0.0
 
 
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
 @file_entry
 class OptimizerEntry:
     """The update rule: name, learning_rate, momentum and weight_decay (without unit), and the rate's schedule."""
 
     name: Literal["sgd", "momentum", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Momentum = 0.9
     weight_decay: NotNegative = 0.0
     schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
 
@@ -165,7 +168,7 @@ class TrainingEntry:
     compressions: tuple[Annotated[str, WithJsonSchema({"enum": list(COMPRESSIONS)})], ...] = ("none",)
 
 
-CONVERGENCE_VERSION = 1
+CONVERGENCE_VERSION = 2
 
 # Values of `planner.scenario.convergence.SHAPE` and `TERMS`.
 _COUNT = len(SHAPE + TERMS)
@@ -188,6 +191,7 @@ class LawEntry:
         most_interval: Largest number of steps between two exchanges that was measured.
         most_workers: Largest number of workers that was measured.
         least_loss: Lowest loss that was measured.
+        momenta: Momenta of the outer step that were measured.
     """
 
     source: str
@@ -199,6 +203,7 @@ class LawEntry:
     most_interval: Positive
     most_workers: Positive
     least_loss: NotNegative
+    momenta: tuple[Momentum, ...]
 
 
 @file_entry
@@ -211,6 +216,7 @@ class LossRunEntry:
         interval_steps: Steps between two exchanges.
         fragments: Number of fragments.
         compression: Format of pseudo-gradients.
+        momentum: Momentum of the outer step.
         seed: Seed of parameters and data.
         steps: Numbers of finished steps.
         losses: Loss after each of them.
@@ -221,6 +227,7 @@ class LossRunEntry:
     interval_steps: Positive
     fragments: Positive
     compression: str
+    momentum: Momentum
     seed: Seed
     steps: tuple[Positive, ...]
     losses: tuple[Number, ...]
@@ -239,7 +246,7 @@ class ConvergenceEntry:
         law: The law that was fitted to them; null until all runs that were asked for have finished.
     """
 
-    version: Literal[1]
+    version: Literal[2]
     model: str
     task: str
     global_batch: Positive

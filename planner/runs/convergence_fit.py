@@ -103,6 +103,7 @@ def fit_law(curves: Sequence[LossCurve], source: str, count: int = DRAWS) -> Los
         max(mode.interval_steps for mode in modes),
         max(mode.workers for mode in modes),
         min(loss for curve in curves for loss in curve.losses),
+        tuple(dict.fromkeys(mode.momentum for mode in modes if mode.method != ALLREDUCE)),
     )
 
 

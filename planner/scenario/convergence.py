@@ -2,15 +2,16 @@
 
 After n steps of B samples the loss of a task is
 
-    L = (E + A (D / D_0)^-a) exp(x b),        D = n B / (1 + k B).
+    L = E + A (D / D_0)^-a,        D = n B / (1 + k B) exp(-x b).
 
 E is the loss that is never undercut; A and a are scale and exponent of the power law in the samples D, counted from
 D_0, the law's reference; 1 / k is the critical batch, from which larger batches help little (McCandlish et al., arXiv
-1812.06162). The last factor is the price of outer steps, 1 for ``allreduce``. Its exponent sums, over the terms of
-`TERMS`, a coefficient times what the settings have of the term. For one term, ln M, this is the power M^b of DiLoCo's
-scaling laws (arXiv 2503.09799).
+1812.06162). exp(x b) is the price of outer steps, 1 for ``allreduce``: how many times as many steps they need. Its
+exponent sums, over the terms of `TERMS`, a coefficient times what the settings have of the term.
 
-Since the price multiplies the whole loss, a method can fail to reach a loss however long it trains.
+DiLoCo's scaling laws (arXiv 2503.09799) multiply the loss by a power of the workers instead. In our runs the ratio of
+two methods' steps to a loss is about the same for all losses, while the ratio of their losses after equally many steps
+grows as they fall.
 """
 
 import math
@@ -23,12 +24,15 @@ Floats = NDArray[np.float64]
 
 # Parameters of the law: logarithms of E, A, a and k, then the coefficients of the price.
 SHAPE = ("floor", "scale", "exponent", "inverse critical batch")
-TERMS = ("outer steps", "workers", "interval", "streaming", "compression", "frequency")
+TERMS = ("outer steps", "workers", "interval", "streaming", "compression", "frequency", "averaging")
 
 # The share of possible laws that an interval holds; and the least share that must reach a loss, so that a plan counts
 # on reaching it.
 CONFIDENCE, LEAST_SHARE = 0.9, 0.9
 _DRAWS = 200
+
+# A method that needs more steps than this many times those of synchronous training counts as not converging.
+MOST_PRICE = 20.0
 
 ALLREDUCE = "allreduce"
 
@@ -44,6 +48,7 @@ class TrainingMode:
         interval_steps: Steps between two exchanges.
         fragments: Number of groups of layers that are exchanged one after the other.
         compression: Format of pseudo-gradients, one of `planner.plan.outer_step.OUTER_COMPRESSIONS`.
+        momentum: Nesterov momentum of the outer step; 0 is the average of the workers.
     """
 
     method: str
@@ -52,6 +57,7 @@ class TrainingMode:
     interval_steps: int = 1
     fragments: int = 1
     compression: str = "none"
+    momentum: float = 0.9
 
     @property
     def terms(self) -> tuple[float, ...]:
@@ -65,7 +71,8 @@ class TrainingMode:
             several * math.log(self.interval_steps),
             float(self.method != "diloco"),
             float(self.compression in ("int8", "int4")),
-            1 / self.interval_steps if self.method == "diloco" else 0.0,
+            1 / self.interval_steps if self.momentum else 0.0,
+            several * float(not self.momentum),
         )
 
 
@@ -102,6 +109,7 @@ class LossLaw:
         draws: Parameters drawn from their distribution, [draws, parameters]; at least one.
         methods: Methods of synchronisation that the law covers.
         compressions: Formats of pseudo-gradients that it covers.
+        momenta: Momenta of the outer step that it covers.
         most_interval: Largest interval that it covers, steps; longer ones are never proposed.
         most_workers: Largest number of workers that was measured; the law extrapolates to more.
         least_loss: Lowest loss that was measured; the law extrapolates to lower ones. 0 if nothing was.
@@ -116,14 +124,16 @@ class LossLaw:
     most_interval: int
     most_workers: int
     least_loss: float = 0.0
+    momenta: tuple[float, ...] = (0.9,)
 
     def covers(self, mode: TrainingMode) -> bool:
-        """Return whether method, compression and interval are among those that the law knows."""
+        """Return whether method, compression, momentum and interval are among those that the law knows."""
         if mode.method == ALLREDUCE:
             return True
         return (
             mode.method in self.methods
             and mode.compression in self.compressions
+            and mode.momentum in self.momenta
             and mode.interval_steps <= self.most_interval
         )
 
@@ -140,7 +150,7 @@ class LossLaw:
         return Steps(expected, float(drawn[low]), float(drawn[high]), float(np.isfinite(drawn).mean()))
 
     def price(self, mode: TrainingMode) -> float:
-        """Return the factor by which the method's loss exceeds that of ``allreduce`` after equally many samples."""
+        """Return how many times as many steps as ``allreduce`` the method needs to the same loss."""
         return math.exp(float(np.dot(self.mean[len(SHAPE) :], mode.terms)))
 
 
@@ -155,24 +165,27 @@ def log_losses(parameters: Floats, terms: Floats, batches: Floats, steps: Floats
         reference_samples: As in `LossLaw`.
     """
     floor, scale, exponent, inverse = np.exp(parameters[: len(SHAPE)])
-    samples = steps * batches / (1 + inverse * batches)
-    shape = floor + scale * (samples / reference_samples) ** -exponent
-    return np.asarray(np.log(shape) + terms @ parameters[len(SHAPE) :])
+    samples = steps * batches / (1 + inverse * batches) * np.exp(-terms @ parameters[len(SHAPE) :])
+    return np.asarray(np.log(floor + scale * (samples / reference_samples) ** -exponent))
 
 
 def _steps_to(parameters: Floats, mode: TrainingMode, loss: float, reference_samples: float) -> Floats:
     """Return the steps to a loss by each row of ``parameters``; infinity where it is never reached."""
     floor, scale, exponent, inverse = np.exp(parameters[:, : len(SHAPE)]).T
-    above = loss / np.exp(parameters[:, len(SHAPE) :] @ np.array(mode.terms)) - floor
+    price, above = np.exp(parameters[:, len(SHAPE) :] @ np.array(mode.terms)), loss - floor
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         samples = reference_samples * (scale / np.maximum(above, 0)) ** (1 / exponent)
-    steps = samples * (1 + inverse * mode.global_batch) / mode.global_batch
-    return np.where(above > 0, np.maximum(steps, 1.0), np.inf)
+    steps = price * samples * (1 + inverse * mode.global_batch) / mode.global_batch
+    return np.where((above > 0) & (price <= MOST_PRICE), np.maximum(steps, 1.0), np.inf)
 
 
-# Published prices of outer steps: mean and standard deviation of the coefficient of each of `TERMS`. The deviations are
-# ours, so wide that a few runs outweigh them.
-PRIOR_PRICE: tuple[tuple[float, float], ...] = (
+# By how much ln D rises where ln L falls by 1, at an exponent of 0.35 and a loss of which 30 % are above the floor: by
+# this factor published prices, which are in the loss, become prices in samples.
+_IN_SAMPLES = 1 / (0.35 * 0.3)
+
+# Published prices of outer steps in the loss: mean and standard deviation of the coefficient of each of `TERMS`. The
+# deviations are ours, so wide that a few runs outweigh them.
+_PRICE_IN_LOSS: tuple[tuple[float, float], ...] = (
     # DiLoCo with one worker is as good as synchronous training or slightly better (arXiv 2503.09799).
     (0.0, 0.01),
     # The exponent of M in the joint fit L = 19.226 N^-0.0985 M^0.0116 for N parameters (arXiv 2503.09799).
@@ -182,10 +195,13 @@ PRIOR_PRICE: tuple[tuple[float, float], ...] = (
     # Streaming and 4-bit pseudo-gradients lose nothing that was measured (arXiv 2501.18512).
     (0.0, 0.005),
     (0.0, 0.005),
-    # 1 / H of diloco; publications have no price. In our short runs outer steps with momentum after every few steps
+    # 1 / H with momentum; publications have no price. In our short runs outer steps with momentum after every few steps
     # overshoot.
     (0.0, 0.1),
+    # Averages instead of outer momentum; in the long runs of arXiv 2311.08105 the perplexity is higher with them.
+    (0.0, 0.02),
 )
+PRIOR_PRICE = tuple((_IN_SAMPLES * mean, _IN_SAMPLES * deviation) for mean, deviation in _PRICE_IN_LOSS)
 
 # Loss of language models by parameters N and tokens D, E + A N^-a + B D^-b: the fit of arXiv 2404.10102 to the runs of
 # Chinchilla (arXiv 2203.15556), in nats per token.

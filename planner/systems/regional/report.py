@@ -49,13 +49,14 @@ class LossReport:
             return ["statistics and network: no plan that sums gradients in every step reaches the loss"]
         if best.mode == summed.mode:
             return ["statistics and network: no other method reaches the loss sooner than sums in every step"]
-        steps, before = best.steps, summed.steps
+        steps, before, law = best.steps, summed.steps, self.goal.law
+        ratio = law.loss(best.mode, before.expected) / law.loss(summed.mode, before.expected)
         per_cent = 100 * (steps.expected / before.expected - 1)
         waits_s = max(0.0, best.step_s - best.inner_s)
         return [
             f"statistics: {number_text(steps.expected)} steps instead of {number_text(before.expected)} with sums of "
-            f"gradients in every step ({per_cent:+.1f} %), at a loss {100 * (self.goal.law.price(best.mode) - 1):+.2f} "
-            "% after equally many",
+            f"gradients in every step ({per_cent:+.1f} %), at a loss {100 * (ratio - 1):+.2f} % "
+            "after equally many",
             f"network: {number_text(best.step_s)} s a step instead of {number_text(summed.step_s)} s "
             f"({100 * (best.step_s / summed.step_s - 1):+.1f} %), of which workers wait {number_text(waits_s)} s for "
             "exchanges",

@@ -13,7 +13,7 @@ more regions, workers are the quickest regions in their order, for each number o
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, product
 from math import ceil
 
 from planner.check import is_possible
@@ -38,6 +38,9 @@ _MOST_JOINED = 2
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _FRAGMENTS = (1, 2, 4, 8)
 _MIXING = 0.5
+
+# Learning rate of outer steps with momentum (arXiv 2311.08105).
+_LEARNING_RATE = 0.7
 
 _DILOCO, _STREAMING = "diloco", "diloco-streaming"
 _NAME = "auto"
@@ -102,16 +105,20 @@ class FoundPlan:
     summed: LossPlan | None
 
 
-def outer_settings(method: str, fragments: int, overlap_steps: int, compression: str) -> OuterStep:
-    """Return the settings with which the planner proposes a method, and with which its convergence is measured."""
-    if method == _DILOCO:
-        return OuterStep(compression=compression)
-    return OuterStep(
-        fragments=fragments,
+def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:
+    """Return the settings with which the planner proposes a method, and with which its convergence is measured.
+
+    Without momentum the outer step is the average of the workers.
+    """
+    whole = OuterStep(_LEARNING_RATE if mode.momentum else 1.0, mode.momentum, compression=mode.compression)
+    if mode.method == _DILOCO:
+        return whole
+    return replace(
+        whole,
+        fragments=mode.fragments,
         pattern="strided",
         overlap_steps=overlap_steps,
         mixing=_MIXING,
-        compression=compression,
     )
 
 
@@ -173,36 +180,33 @@ class _Search:
         """Yield the plan with all settings of outer steps with which it reaches the loss within the limits."""
         if not is_possible(base, self._scenario):
             return
-        layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
-        for compression in self._goal.law.compressions:
-            for method in (_DILOCO, _STREAMING):
-                for fragments in (1,) if method == _DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
-                    settings = outer_settings(method, fragments, 0, compression)
-                    times = paths.times(settings)
-                    for interval in INTERVALS:
-                        if fragments <= interval:
-                            yield from self._with(base, inner_s, times, method, interval, settings)
+        layers, paths, law = len(self._scenario.model.layers), ExchangePaths(base, self._scenario), self._goal.law
+        for compression, method in product(law.compressions, (_DILOCO, _STREAMING)):
+            for fragments in (1,) if method == _DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
+                mode = TrainingMode(method, base.global_batch, len(base.pipelines), fragments, fragments, compression)
+                times = paths.times(outer_settings(mode, 0))
+                for interval, momentum in product(INTERVALS, law.momenta):
+                    if fragments <= interval:
+                        asked = replace(mode, interval_steps=interval, momentum=momentum)
+                        yield from self._with(base, inner_s, times, asked)
 
     def _with(
         self,
         base: Plan,
         inner_s: Sequence[float],
         times: ExchangeTimes,
-        method: str,
-        interval: int,
-        outer: OuterStep,
+        mode: TrainingMode,
     ) -> Iterator[LossPlan]:
-        batch, workers = base.global_batch, len(base.pipelines)
-        mode = TrainingMode(method, batch, workers, interval, outer.fragments, outer.compression)
         if not self._goal.law.covers(mode):
             return
-        if method == _STREAMING:
+        interval, overlap = mode.interval_steps, 0
+        if mode.method == _STREAMING:
             # As much as hides a fragment, but no more than the steps until the next one leaves.
             slowest_s = max(inner_s)
             needed = ceil(times.longest_s / slowest_s) if slowest_s else 0
-            overlap = min(needed, interval // outer.fragments, interval - 1)
-            outer = outer_settings(method, outer.fragments, overlap, outer.compression)
-        plan = replace(base, synchronisation=Synchronisation(method, interval_steps=interval, outer=outer))
+            overlap = min(needed, interval // mode.fragments, interval - 1)
+        outer = outer_settings(mode, overlap)
+        plan = replace(base, synchronisation=Synchronisation(mode.method, interval_steps=interval, outer=outer))
         step_s = times.step_s(inner_s, interval, outer)
         yield from self._able(plan, mode, max(inner_s), step_s, times.traffic_price / interval)
 

@@ -12,7 +12,8 @@ from statistics import mean, median, stdev
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from experiments.benches.execution.separate_training import HUB, character_scenario, held_out_loss
+from experiments.benches.regions.held_out import held_out_loss
+from experiments.benches.regions.separate_training import HUB, character_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep
@@ -127,7 +128,7 @@ def _train(seed: int, steps: int, faults: Sequence[Fault]) -> Course:
         target = folder / "parameters.safetensors"
         backend = TorchBackend("real", emulator="none", parameters=target, at_profile_speed=True)
         record = backend.run(scenario, plan, None, steps)
-        return course_of(record, faults, held_out_loss(load_file(target)))
+        return course_of(record, faults, held_out_loss(scenario, load_file(target)))
 
 
 def _case(seed: int, steps: int, faults: Sequence[Fault]) -> tuple[Scenario, Plan]:

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
-import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan
+from experiments.benches.regions.held_out import held_out_loss
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.benches.simulation.predicted import profile_of
-from experiments.models.characters import build
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.metrics import measure
@@ -94,7 +93,7 @@ def _train(plan_for: Callable[[Scenario], Plan], seed: int, steps: int) -> tuple
         target = folder / "parameters.safetensors"
         backend = TorchBackend("real", emulator="none", parameters=target)
         record = backend.run(scenario, plan_for(scenario), None, steps)
-        return held_out_loss(load_file(target)), measure(record).wan_bytes
+        return held_out_loss(scenario, load_file(target)), measure(record).wan_bytes
 
 
 def _workers(how: Synchronisation, scenario: Scenario) -> Plan:
@@ -127,13 +126,3 @@ def character_scenario(seed: int, steps: int, samples: int) -> Scenario:
     hub = Device(HUB, HUB, f"region-{HUB}", 2**36)
     cluster = Cluster((*scenario.cluster.devices, hub), (*scenario.cluster.links, *links))
     return replace(scenario, cluster=cluster, training=replace(scenario.training, seed=seed))
-
-
-def held_out_loss(parameters: Mapping[str, torch.Tensor]) -> float:
-    """Return the loss of a model with these parameters on held-out text."""
-    model = build()
-    layers = torch.nn.Sequential(*model.layers)
-    layers.load_state_dict(dict(parameters))
-    inputs, targets = model.held_out()
-    with torch.no_grad():
-        return float(model.loss(layers(inputs), targets))

@@ -1,0 +1,1 @@
+"""Benches of training in several regions, whose workers exchange only after many steps."""
