@@ -7,7 +7,8 @@ After n steps of B samples the loss of a task is
 E is the loss that is never undercut; A and a are scale and exponent of the power law in the samples D, counted from
 D_0, the law's reference; 1 / k is the critical batch, from which larger batches help little (McCandlish et al., arXiv
 1812.06162). exp(x b) is the price of outer steps, 1 for ``allreduce``: how many times as many steps they need. Its
-exponent sums, over the terms of `TERMS`, a coefficient times what the settings have of the term.
+exponent sums, over the terms of `TERMS`, a coefficient times what the settings have of the term. The interval counts
+as ln H times ln M for M workers: an average after every step, and a single worker, cost next to nothing.
 
 DiLoCo's scaling laws (arXiv 2503.09799) multiply the loss by a power of the workers instead. In our runs the ratio of
 two methods' steps to a loss is about the same for all losses, while the ratio of their losses after equally many steps
@@ -64,15 +65,15 @@ class TrainingMode:
         """What the settings have of each of `TERMS`, without unit."""
         if self.method == ALLREDUCE:
             return (0.0,) * len(TERMS)
-        several = float(self.workers > 1)
+        workers = math.log(self.workers)
         return (
             1.0,
-            math.log(self.workers),
-            several * math.log(self.interval_steps),
+            workers,
+            workers * math.log(self.interval_steps),
             float(self.method != "diloco"),
             float(self.compression in ("int8", "int4")),
-            1 / self.interval_steps if self.momentum else 0.0,
-            several * float(not self.momentum),
+            1 / self.interval_steps if self.momentum and self.method == "diloco" else 0.0,
+            workers * float(not self.momentum),
         )
 
 
@@ -190,16 +191,17 @@ _PRICE_IN_LOSS: tuple[tuple[float, float], ...] = (
     (0.0, 0.01),
     # The exponent of M in the joint fit L = 19.226 N^-0.0985 M^0.0116 for N parameters (arXiv 2503.09799).
     (0.0116, 0.01),
-    # From H = 50 to 1000 the perplexity, about 16, rises by 2.9 % (arXiv 2311.08105): ln 1.029 / ln 16 / ln 20.
-    (0.0034, 0.005),
+    # From H = 50 to 1000 the perplexity of 8 workers, about 16, rises by 2.9 % (arXiv 2311.08105): ln 1.029 / ln 16 /
+    # ln 20 / ln 8.
+    (0.0017, 0.0025),
     # Streaming and 4-bit pseudo-gradients lose nothing that was measured (arXiv 2501.18512).
     (0.0, 0.005),
     (0.0, 0.005),
-    # 1 / H with momentum; publications have no price. In our short runs outer steps with momentum after every few steps
-    # overshoot.
+    # 1 / H of diloco with momentum; publications have no price. In our short runs outer steps with momentum after every
+    # few steps overshoot.
     (0.0, 0.1),
-    # Averages instead of outer momentum; in the long runs of arXiv 2311.08105 the perplexity is higher with them.
-    (0.0, 0.02),
+    # ln M with averages instead of outer momentum; in the long runs of arXiv 2311.08105 they are worse.
+    (0.0, 0.01),
 )
 PRIOR_PRICE = tuple((_IN_SAMPLES * mean, _IN_SAMPLES * deviation) for mean, deviation in _PRICE_IN_LOSS)
 
