@@ -57,8 +57,8 @@ LEAST_BPS, MOST_BPS, _MEAN_BPS = 20e6, 200e6, 80e6
 _VARIATION, _CORRELATION_S, _TRACE_S = 0.6, 10.0, 600.0
 
 # The loss to reach, and most steps of a run, as a multiple of those that the law of the loss expects.
-LOSS, _QUICK_LOSS = 1.9, 2.3
-_MORE = 1.6
+LOSS, _QUICK_LOSS = 2.1, 2.5
+_MORE = 1.3
 _SNAPSHOTS = 25
 _SEEDS = 3
 
