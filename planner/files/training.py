@@ -170,10 +170,11 @@ class TrainingEntry:
 
 CONVERGENCE_VERSION = 2
 
-# Values of `planner.scenario.convergence.SHAPE` and `TERMS`.
-_COUNT = len(SHAPE + TERMS)
+# Values of `planner.scenario.convergence.SHAPE` and `TERMS`, and one for each of at most so many knots.
+_COUNT, _MOST_KNOTS = len(SHAPE + TERMS), 100
 LawParameters = Annotated[
-    tuple[Annotated[float, Field(gt=-100, lt=100)], ...], Field(min_length=_COUNT, max_length=_COUNT)
+    tuple[Annotated[float, Field(gt=-100, lt=100)], ...],
+    Field(min_length=_COUNT, max_length=_COUNT + _MOST_KNOTS),
 ]
 
 
@@ -192,6 +193,7 @@ class LawEntry:
         most_workers: Largest number of workers that was measured.
         least_loss: Lowest loss that was measured.
         momenta: Momenta of the outer step that were measured.
+        knots: Where the power law is corrected, logarithms of the samples by the reference.
     """
 
     source: str
@@ -204,6 +206,7 @@ class LawEntry:
     most_workers: Positive
     least_loss: NotNegative
     momenta: tuple[Momentum, ...]
+    knots: Annotated[tuple[Number, ...], Field(max_length=_MOST_KNOTS)]
 
 
 @file_entry
@@ -283,7 +286,15 @@ def _read_law(name: str, part: Part) -> LossLaw:
     if entry.law is None:
         valid = "repeat the command that writes it: finished runs are kept"
         raise InputError(f"the runs of '{name}' have not all finished: it has {len(entry.runs)}", where, valid)
+    _check_law(entry.law, where)
     return LossLaw(**vars(entry.law))
+
+
+def _check_law(law: LawEntry, where: str) -> None:
+    count = _COUNT + len(law.knots)
+    if any(len(each) != count for each in (law.mean, *law.draws)) or list(law.knots) != sorted(set(law.knots)):
+        valid = "make the file with 'ropebridge profile convergence'"
+        raise InputError("the law's parameters do not match its knots, or these do not rise", where, valid)
 
 
 # Planning a step of more would take hours.

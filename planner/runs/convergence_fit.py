@@ -25,10 +25,13 @@ _DEVIATIONS = (1.0, 1.0, 0.7, 2.0)
 _EXPONENT = 0.35
 # Short runs of small models differ by so much more from published prices than these differ from each other.
 _WIDENED = 3.0
+# Deviation of the corrections of the power law, logarithm of the loss.
+_CORRECTION = 0.05
 
-# The fit takes this many losses of a run, at equal ratios of steps, after the first tenth of the run. Together they
-# count as one: the losses of a run go up and down together.
-POINTS, FIRST_SHARE = 8, 0.1
+# The fit takes this many losses of a run, at equal ratios of steps, after this share of the run: what outer steps cost
+# changes in a run, and losses to come are more like the late ones. Together they count as one: the losses of a run go
+# up and down together.
+POINTS, FIRST_SHARE = 8, 0.3
 # Each is the mean over the last of the steps so far, by this share of them.
 _WINDOW = 0.2
 
@@ -104,6 +107,7 @@ def fit_law(curves: Sequence[LossCurve], source: str, count: int = DRAWS) -> Los
         max(mode.workers for mode in modes),
         min(loss for curve in curves for loss in curve.losses),
         tuple(dict.fromkeys(mode.momentum for mode in modes if mode.method != ALLREDUCE)),
+        tuple(points.knots.tolist()),
     )
 
 
@@ -128,13 +132,13 @@ def _prior(curves: Sequence[LossCurve]) -> tuple[Floats, Floats]:
     batch = max(curve.mode.global_batch for curve in curves)
     shape = (math.log(lowest / 2), math.log(lowest / 2), math.log(_EXPONENT), -math.log(10 * batch))
     assert len(shape) == len(SHAPE)
-    mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE)])
-    return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE)])
+    mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE), *([0.0] * POINTS)])
+    return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE), *([_CORRECTION] * POINTS)])
 
 
 @dataclass(frozen=True, eq=False)
 class _Points:
-    """The points of all curves in arrays, [points], and the numbers of their runs."""
+    """The points of all curves in arrays, [points], the numbers of their runs, and where the power law is corrected."""
 
     log_losses: Floats
     terms: Floats
@@ -142,23 +146,29 @@ class _Points:
     steps: Floats
     runs: NDArray[np.int64]
     reference: float
+    knots: Floats
 
     @classmethod
     def of(cls, curves: Sequence[LossCurve]) -> "_Points":
         counts = [len(curve.steps) for curve in curves]
         batches = np.repeat([float(curve.mode.global_batch) for curve in curves], counts)
         steps = np.array([step for curve in curves for step in curve.steps], np.float64)
+        samples = steps * batches
+        reference = float(np.exp(np.mean(np.log(samples))))
+        synchronous = np.repeat([curve.mode.method == ALLREDUCE for curve in curves], counts)
+        ends = np.log(samples[synchronous] / reference)
         return cls(
             np.log([loss for curve in curves for loss in curve.losses]),
             np.repeat([curve.mode.terms for curve in curves], counts, axis=0),
             batches,
             steps,
             np.repeat(np.arange(len(curves)), counts),
-            float(np.exp(np.mean(np.log(steps * batches)))),
+            reference,
+            np.linspace(ends.min(), ends.max(), POINTS),
         )
 
     def residuals(self, parameters: Floats) -> Floats:
-        expected = log_losses(parameters, self.terms, self.batches, self.steps, self.reference)
+        expected = log_losses(parameters, self.terms, self.batches, self.steps, self.reference, self.knots)
         return np.asarray(self.log_losses - expected)
 
     def fitted(self, mean: Floats, deviation: Floats, noise: float, start: Floats) -> Floats:

@@ -2,13 +2,15 @@
 
 After n steps of B samples the loss of a task is
 
-    L = E + A (D / D_0)^-a,        D = n B / (1 + k B) exp(-x b).
+    L = (E + A (D / D_0)^-a) exp(c(D)),        D = n B / (1 + k B) exp(-x b).
 
 E is the loss that is never undercut; A and a are scale and exponent of the power law in the samples D, counted from
 D_0, the law's reference; 1 / k is the critical batch, from which larger batches help little (McCandlish et al., arXiv
-1812.06162). exp(x b) is the price of outer steps, 1 for ``allreduce``: how many times as many steps they need. Its
-exponent sums, over the terms of `TERMS`, a coefficient times what the settings have of the term. The interval counts
-as ln H times ln M for M workers: an average after every step, and a single worker, cost next to nothing.
+1812.06162). Losses of short runs do not fall by a power law; c corrects it between some numbers of samples, the knots,
+linearly in the logarithm of the samples, and is constant outside.
+
+exp(x b) is the price of outer steps, 1 for ``allreduce``: how many times as many steps they need. Its exponent sums,
+over the terms of `TERMS`, a coefficient times what the settings have of the term.
 
 DiLoCo's scaling laws (arXiv 2503.09799) multiply the loss by a power of the workers instead. In our runs the ratio of
 two methods' steps to a loss is about the same for all losses, while the ratio of their losses after equally many steps
@@ -23,9 +25,23 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Parameters of the law: logarithms of E, A, a and k, then the coefficients of the price.
+# Parameters of the law: logarithms of E, A, a and k, then the coefficients of the price, then c at each knot.
 SHAPE = ("floor", "scale", "exponent", "inverse critical batch")
-TERMS = ("outer steps", "workers", "interval", "streaming", "compression", "frequency", "averaging")
+TERMS = (
+    "outer steps",
+    "workers",
+    "interval",
+    "streaming",
+    "compression",
+    "frequency",
+    "averages",
+    "interval of averages",
+)
+
+_PRICE = slice(len(SHAPE), len(SHAPE + TERMS))
+
+# From where, below the first knot, and at how many places losses are searched for.
+_EARLIER, _GRID = 5.0, 400
 
 # The share of possible laws that an interval holds; and the least share that must reach a loss, so that a plan counts
 # on reaching it.
@@ -65,15 +81,17 @@ class TrainingMode:
         """What the settings have of each of `TERMS`, without unit."""
         if self.method == ALLREDUCE:
             return (0.0,) * len(TERMS)
-        workers = math.log(self.workers)
+        several = float(self.workers > 1)
+        interval, averages = several * math.log(self.interval_steps), float(not self.momentum)
         return (
             1.0,
-            workers,
-            workers * math.log(self.interval_steps),
+            math.log(self.workers),
+            interval,
             float(self.method != "diloco"),
             float(self.compression in ("int8", "int4")),
             1 / self.interval_steps if self.momentum and self.method == "diloco" else 0.0,
-            workers * float(not self.momentum),
+            several * averages,
+            interval * averages,
         )
 
 
@@ -106,11 +124,12 @@ class LossLaw:
     Attributes:
         source: What the law is from, in words.
         reference_samples: Samples D_0 at which the power law is A.
-        mean: Parameters in the order of `SHAPE` and `TERMS`.
+        mean: Parameters in the order of `SHAPE`, `TERMS` and ``knots``.
         draws: Parameters drawn from their distribution, [draws, parameters]; at least one.
         methods: Methods of synchronisation that the law covers.
         compressions: Formats of pseudo-gradients that it covers.
         momenta: Momenta of the outer step that it covers.
+        knots: Logarithms of D / D_0 between which the power law is corrected, rising.
         most_interval: Largest interval that it covers, steps; longer ones are never proposed.
         most_workers: Largest number of workers that was measured; the law extrapolates to more.
         least_loss: Lowest loss that was measured; the law extrapolates to lower ones. 0 if nothing was.
@@ -126,6 +145,7 @@ class LossLaw:
     most_workers: int
     least_loss: float = 0.0
     momenta: tuple[float, ...] = (0.9,)
+    knots: tuple[float, ...] = ()
 
     def covers(self, mode: TrainingMode) -> bool:
         """Return whether method, compression, momentum and interval are among those that the law knows."""
@@ -141,21 +161,30 @@ class LossLaw:
     def loss(self, mode: TrainingMode, steps: float) -> float:
         """Return the loss after a number of steps by the fitted parameters."""
         point = (np.array([mode.terms]), np.array([mode.global_batch]), np.array([steps]))
-        return math.exp(log_losses(np.array(self.mean), *point, self.reference_samples)[0])
+        return math.exp(log_losses(np.array(self.mean), *point, self.reference_samples, np.array(self.knots))[0])
 
     def steps_to(self, loss: float, mode: TrainingMode) -> Steps:
         """Return the steps after which the loss is reached, with their interval."""
-        expected = float(_steps_to(np.array([self.mean]), mode, loss, self.reference_samples)[0])
-        drawn = np.sort(_steps_to(np.array(self.draws), mode, loss, self.reference_samples))
+        expected = float(self._steps_to(np.array([self.mean]), mode, loss)[0])
+        drawn = np.sort(self._steps_to(np.array(self.draws), mode, loss))
         low, high = (round(share * (len(drawn) - 1)) for share in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
         return Steps(expected, float(drawn[low]), float(drawn[high]), float(np.isfinite(drawn).mean()))
 
     def price(self, mode: TrainingMode) -> float:
         """Return how many times as many steps as ``allreduce`` the method needs to the same loss."""
-        return math.exp(float(np.dot(self.mean[len(SHAPE) :], mode.terms)))
+        return math.exp(float(np.dot(self.mean[_PRICE], mode.terms)))
+
+    def _steps_to(self, parameters: Floats, mode: TrainingMode, loss: float) -> Floats:
+        """Return the steps to a loss by each row of ``parameters``; infinity where it is never reached."""
+        inverse, price = np.exp(parameters[:, 3]), np.exp(parameters[:, _PRICE] @ np.array(mode.terms))
+        samples = self.reference_samples * np.exp(_places_of(loss, parameters, np.array(self.knots)))
+        steps = price * samples * (1 + inverse * mode.global_batch) / mode.global_batch
+        return np.where(price <= MOST_PRICE, np.maximum(steps, 1.0), np.inf)
 
 
-def log_losses(parameters: Floats, terms: Floats, batches: Floats, steps: Floats, reference_samples: float) -> Floats:
+def log_losses(
+    parameters: Floats, terms: Floats, batches: Floats, steps: Floats, reference_samples: float, knots: Floats
+) -> Floats:
     """Return the logarithm of the loss at several points, [points].
 
     Args:
@@ -164,20 +193,41 @@ def log_losses(parameters: Floats, terms: Floats, batches: Floats, steps: Floats
         batches: Global batch of each point, samples, [points].
         steps: Number of steps before each point, [points].
         reference_samples: As in `LossLaw`.
+        knots: As in `LossLaw`, [knots].
     """
-    floor, scale, exponent, inverse = np.exp(parameters[: len(SHAPE)])
-    samples = steps * batches / (1 + inverse * batches) * np.exp(-terms @ parameters[len(SHAPE) :])
-    return np.asarray(np.log(floor + scale * (samples / reference_samples) ** -exponent))
+    inverse = np.exp(parameters[3])
+    places = np.log(steps * batches / (1 + inverse * batches) / reference_samples) - terms @ parameters[_PRICE]
+    return _log_losses_at(places, parameters, knots)
 
 
-def _steps_to(parameters: Floats, mode: TrainingMode, loss: float, reference_samples: float) -> Floats:
-    """Return the steps to a loss by each row of ``parameters``; infinity where it is never reached."""
-    floor, scale, exponent, inverse = np.exp(parameters[:, : len(SHAPE)]).T
-    price, above = np.exp(parameters[:, len(SHAPE) :] @ np.array(mode.terms)), loss - floor
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        samples = reference_samples * (scale / np.maximum(above, 0)) ** (1 / exponent)
-    steps = price * samples * (1 + inverse * mode.global_batch) / mode.global_batch
-    return np.where((above > 0) & (price <= MOST_PRICE), np.maximum(steps, 1.0), np.inf)
+def _log_losses_at(places: Floats, parameters: Floats, knots: Floats) -> Floats:
+    """Return the logarithm of the loss at the logarithms of some D / D_0, [places]."""
+    floor, scale, exponent = np.exp(parameters[:3])
+    corrections = np.interp(places, knots, parameters[_PRICE.stop :]) if len(knots) else 0.0
+    return np.asarray(np.log(floor + scale * np.exp(-exponent * places)) + corrections)
+
+
+def _places_of(loss: float, parameters: Floats, knots: Floats) -> Floats:
+    """Return the first ln(D / D_0) at which the loss is reached, by each row of ``parameters``; infinity if never."""
+    floor, scale, exponent = np.exp(parameters[:, :3]).T
+    # After the last knot the correction is constant.
+    target = loss / np.exp(parameters[:, -1]) if len(knots) else np.full(len(parameters), loss)
+    with np.errstate(divide="ignore"):
+        places = np.log(scale / np.maximum(target - floor, 0)) / exponent
+    if not len(knots):
+        return np.asarray(places)
+    grid = np.linspace(knots[0] - _EARLIER, knots[-1], _GRID)
+    for row, each in enumerate(parameters):
+        heights = np.minimum.accumulate(_log_losses_at(grid, each, knots)) - math.log(loss)
+        first = int(np.argmax(heights <= 0))
+        if heights[first] > 0:
+            places[row] = max(places[row], knots[-1])
+        elif first == 0:
+            places[row] = grid[0]
+        else:
+            before, after = heights[first - 1], heights[first]
+            places[row] = grid[first] - (grid[1] - grid[0]) * after / (after - before)
+    return np.asarray(places)
 
 
 # By how much ln D rises where ln L falls by 1, at an exponent of 0.35 and a loss of which 30 % are above the floor: by
@@ -191,17 +241,18 @@ _PRICE_IN_LOSS: tuple[tuple[float, float], ...] = (
     (0.0, 0.01),
     # The exponent of M in the joint fit L = 19.226 N^-0.0985 M^0.0116 for N parameters (arXiv 2503.09799).
     (0.0116, 0.01),
-    # From H = 50 to 1000 the perplexity of 8 workers, about 16, rises by 2.9 % (arXiv 2311.08105): ln 1.029 / ln 16 /
-    # ln 20 / ln 8.
-    (0.0017, 0.0025),
+    # From H = 50 to 1000 the perplexity, about 16, rises by 2.9 % (arXiv 2311.08105): ln 1.029 / ln 16 / ln 20.
+    (0.0034, 0.005),
     # Streaming and 4-bit pseudo-gradients lose nothing that was measured (arXiv 2501.18512).
     (0.0, 0.005),
     (0.0, 0.005),
     # 1 / H of diloco with momentum; publications have no price. In our short runs outer steps with momentum after every
     # few steps overshoot.
     (0.0, 0.1),
-    # ln M with averages instead of outer momentum; in the long runs of arXiv 2311.08105 they are worse.
-    (0.0, 0.01),
+    # Averages instead of outer momentum: seldom ones are worse in the long runs of arXiv 2311.08105, frequent ones are
+    # better in our short ones.
+    (0.0, 0.02),
+    (0.0, 0.005),
 )
 PRIOR_PRICE = tuple((_IN_SAMPLES * mean, _IN_SAMPLES * deviation) for mean, deviation in _PRICE_IN_LOSS)
 

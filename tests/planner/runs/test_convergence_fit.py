@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
-from planner.scenario.convergence import MOST_PRICE, SHAPE, TERMS, LossLaw, TrainingMode, published_law
+from planner.scenario.convergence import MOST_PRICE, SHAPE, LossLaw, TrainingMode, published_law
 from traces.common.errors import InputError
 
 BATCH = 32
@@ -15,7 +15,7 @@ MODES = [
     TrainingMode("allreduce", BATCH),
     *(TrainingMode("diloco", BATCH, workers, every) for workers in (2, 4, 8) for every in (5, 20, 50)),
 ]
-MEAN = (math.log(1.1), math.log(0.9), math.log(0.4), math.log(1 / 500), 0.04, 0.2, 0.04, 0.0, 0.0, 0.0, 0.0)
+MEAN = (math.log(1.1), math.log(0.9), math.log(0.4), math.log(1 / 500), 0.04, 0.2, 0.04, 0.0, 0.0, 0.0, 0.0, 0.0)
 TRUE = LossLaw(
     "made up",
     1e4,
@@ -55,18 +55,12 @@ def test_outer_steps_cost_as_many_times_the_steps_as_their_price_for_every_loss(
 
 def test_a_price_of_more_than_the_most_and_a_loss_below_the_floor_are_never_reached() -> None:
     floor = math.exp(TRUE.mean[SHAPE.index("floor")])
-    dear = replace(TRUE, mean=(*MEAN[:-2], 50 * math.log(MOST_PRICE), 0.0))
+    dear = replace(TRUE, mean=(*MEAN[:-3], 50 * math.log(MOST_PRICE), 0.0, 0.0))
     dear = replace(dear, draws=(dear.mean,))
     for law, loss, mode in ((dear, 2.0, TrainingMode("diloco", BATCH, 8, 5)), (TRUE, 0.99 * floor, MODES[0])):
         assert not law.steps_to(loss, mode).converges
         assert law.steps_to(loss, mode).expected == math.inf
     assert dear.steps_to(2.0, MODES[0]).converges
-
-
-def test_averages_after_every_step_have_no_price_by_the_interval() -> None:
-    every = TrainingMode("diloco", BATCH, 8, 1, momentum=0.0)
-    assert every.terms[TERMS.index("interval")] == every.terms[TERMS.index("frequency")] == 0
-    assert replace(every, interval_steps=5).terms[TERMS.index("interval")] > 0
 
 
 def test_the_fit_finds_a_known_law_again() -> None:
@@ -86,6 +80,20 @@ def test_steps_of_left_out_workers_and_intervals_are_found() -> None:
     errors = held_out_errors(curves(noise=0.01), "made up")
     assert len(errors) == 9
     assert float(np.median(list(errors.values()))) <= 0.1
+
+
+def test_the_fit_follows_losses_that_fall_by_no_power_law() -> None:
+    """A plateau, a fall and another plateau, and methods that need 1.2 and 1.5 times as many steps."""
+    prices = {mode: 1.0 + 0.1 * math.log(mode.workers) * math.log(mode.interval_steps) for mode in MODES}
+
+    def loss(step: float) -> float:
+        return 2.5 + 1.0 / (1 + (step / 60) ** 4)
+
+    made = [curve_of(mode, [loss(step / price) for step in range(1, 401)]) for mode, price in prices.items()]
+    law = fit_law(made, "made up", count=0)
+    for mode, price in prices.items():
+        assert law.steps_to(2.6, mode).expected == pytest.approx(60 * price * (1 / 0.1 - 1) ** 0.25, rel=0.05)
+        assert law.loss(mode, law.steps_to(2.6, mode).expected) == pytest.approx(2.6, rel=1e-3)
 
 
 def test_losses_are_relative_to_those_of_synchronous_training() -> None:
