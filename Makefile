@@ -44,6 +44,7 @@ bench: $(COMPILED)
 	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
 	$(BIN)/ropebridge bench diloco
+	$(BIN)/ropebridge bench regions
 	$(BIN)/ropebridge bench workers
 	$(BIN)/ropebridge bench recovery
 	$(BIN)/ropebridge bench jobs

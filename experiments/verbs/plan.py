@@ -12,7 +12,7 @@ from planner.explain.explanation import explain
 from planner.files.plan import plan_json, write_plan
 from planner.plan.actions import to_torch_csv
 from planner.plan.plan import Plan
-from planner.scenario.convergence import published_law
+from planner.runs.published_laws import published_law
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
 from planner.step.orders import plan_orders

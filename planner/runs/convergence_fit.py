@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from planner.runs.published_laws import PRIOR_PRICE
 from planner.scenario.convergence import (
     ALLREDUCE,
-    PRIOR_PRICE,
     SHAPE,
     Floats,
     LossLaw,

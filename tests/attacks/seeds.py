@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from planner.scenario.convergence import published_law
+from planner.runs.published_laws import published_law
 from tests.helpers.processes.command import ropebridge
 
 READY = Path(__file__).parents[2] / "experiments" / "scenarios"

@@ -80,6 +80,7 @@ ROOMS = [
     "experiments/benches/faults",
     "experiments/benches/sailor",
     "experiments/benches/planning",
+    "experiments/benches/regions",
     "experiments/reproductions",
     "experiments/reproductions/comparisons",
     "experiments/reproductions/asteroid",

@@ -36,7 +36,8 @@ from experiments.benches.sailor.closed_form_tables import JudgeTables, read_judg
 from experiments.benches.sailor.measured_files import MeasuredFiles, find_measured_files
 from planner.check import check_plan
 from planner.plan.plan import Plan
-from planner.scenario.convergence import TrainingMode, published_law
+from planner.runs.published_laws import published_law
+from planner.scenario.convergence import TrainingMode
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
 from planner.step.evaluate import step_time_s

@@ -16,45 +16,32 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from statistics import mean, stdev
 
-import numpy as np
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend, choose_emulator
 from executor.control.launcher import prepared_job, run_job
 from executor.core.job import CheckpointConfig, RunConfig
+from experiments.benches.regions.four_regions import (
+    HAND_SET,
+    REGIONS,
+    STREAMING,
+    best_pipeline,
+    regions_scenario,
+    with_measured_times,
+    workers_plan,
+)
 from experiments.benches.regions.held_out import Snapshot, kept_checkpoints, time_to_loss
-from experiments.benches.regions.separate_training import MODEL_FILE
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
-from experiments.benches.simulation.predicted import measured_profile, profile_of
 from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.files.training import read_convergence
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import step_ends_s
-from planner.runs.metrics import measure
-from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.convergence import LossLaw, TrainingMode
-from planner.scenario.profile import TimeTable
-from planner.scenario.scenario import ModelCode, Scenario
-from planner.scenario.training import Optimizer, Training
+from planner.scenario.scenario import Scenario
 from planner.systems.regional.search import TIME, LossGoal, LossPlan, plan_to_loss
-from planner.systems.registry import STRATEGIES, make_plan
-from sim.simulator import Simulator
 from traces.common.atomic import scratch_folder
-from traces.common.errors import InputError
-from traces.generators import ornstein_uhlenbeck
-from traces.trace import LinkTrace
-
-_ARGUMENTS = {"width": 128, "heads": 4, "blocks": 5, "length": 64}
-_REGIONS = ("asia", "europe", "north", "south")
-_SAMPLES = 8
-_KIND = "this-machine"
-
-# The links: one-way latency in seconds; rates in bits per second, their variation and how long they stay alike.
-LATENCY_S = 0.05
-LEAST_BPS, MOST_BPS, _MEAN_BPS = 20e6, 200e6, 80e6
-_VARIATION, _CORRELATION_S, _TRACE_S = 0.6, 10.0, 600.0
 
 # The loss to reach, and most steps of a run, as a multiple of those that the law of the loss expects.
 LOSS, _QUICK_LOSS = 2.1, 2.5
@@ -65,12 +52,6 @@ _SEEDS = 3
 # The short runs for `auto`: steps and settings.
 _PROFILE_STEPS, _QUICK_PROFILE_STEPS = 240, 100
 _INTERVALS = "5,20"
-
-HAND_SET = Synchronisation("diloco", interval_steps=500)
-# Equal settings for ropebridge's and torchft's streaming: torchft needs an interval that the fragments divide.
-STREAMING = Synchronisation(
-    "diloco-streaming", interval_steps=50, outer=OuterStep(fragments=2, pattern="strided", overlap_steps=5, mixing=0.5)
-)
 
 LEAST_OF_SYNCHRONOUS, LEAST_OF_HAND_SET = 3.0, 1.15
 MOST_OF_TORCHFT, MOST_DEVIATIONS = 1.0, 2.0
@@ -121,37 +102,6 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
     return BenchResult(rows, _checks(times_s, streams))
 
 
-def regions_scenario(seed: int) -> Scenario:
-    """Return the scenario of four regions, whose links differ by ``seed`` and direction; layers have no times yet."""
-    code = ModelCode(MODEL_FILE, _ARGUMENTS)
-    unused = TimeTable((_SAMPLES,), (1.0,), (1.0,), (1.0,))
-    devices = tuple(Device(f"gpu-{region}", _KIND, region, 2**33) for region in _REGIONS)
-    links = []
-    for number, (one, other) in enumerate((a, b) for a in _REGIONS for b in _REGIONS if a != b):
-        trace = _trace(1000 * seed + number)
-        links.append(Link(one, other, trace.mean_bps, LATENCY_S, trace))
-    training = Training(_SAMPLES * len(_REGIONS), optimizer=Optimizer("adamw", 0.002), seed=seed)
-    model = profile_of(code, {_KIND: unused})
-    return Scenario("four-regions", Cluster(devices, tuple(links)), model, training, code)
-
-
-def _trace(seed: int) -> LinkTrace:
-    made = ornstein_uhlenbeck(
-        _MEAN_BPS,
-        coefficient_of_variation=_VARIATION,
-        correlation_s=_CORRELATION_S,
-        maximum_bps=MOST_BPS,
-        duration_s=_TRACE_S,
-        seed=seed,
-    )
-    return LinkTrace(made.times_s, np.maximum(made.bandwidth_bps, LEAST_BPS), made.duration_s)
-
-
-def with_measured_times(scenario: Scenario) -> Scenario:
-    """Return the scenario with times of the layers that all of its ranks measure at once on this machine."""
-    return replace(scenario, model=measured_profile(scenario, workers_plan(scenario, Synchronisation())))
-
-
 def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLaw:
     """Return the law of the loss that `ropebridge profile convergence` finds."""
     with scratch_folder() as folder:
@@ -160,7 +110,7 @@ def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLa
         config = ConvergenceConfig(
             str(named),
             methods="diloco-streaming",
-            workers=str(len(_REGIONS)),
+            workers=str(len(REGIONS)),
             intervals=_INTERVALS,
             compressions="none",
             momenta="0.9,0",
@@ -172,28 +122,6 @@ def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLa
         entry = read_convergence(output).law
         assert entry is not None, "all runs have finished"
         return LossLaw(**vars(entry))
-
-
-def workers_plan(scenario: Scenario, how: Synchronisation) -> Plan:
-    """Return the plan of a worker in each region, each with all layers and equally many samples."""
-    layers = len(scenario.model.layers)
-    pipelines = tuple(
-        Pipeline((Stage(0, layers, (Replica(device.name),), 1),), (_SAMPLES,)) for device in scenario.cluster.devices
-    )
-    return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
-
-
-def best_pipeline(scenario: Scenario) -> Plan:
-    """Return the plan with the shortest simulated step among the strategies' pipelines across regions."""
-    found: list[tuple[float, int, Plan]] = []
-    for number, name in enumerate(STRATEGIES):
-        try:
-            plan = make_plan(name, scenario)
-        except InputError:
-            continue
-        if len(plan.pipelines) == 1 and len(plan.pipelines[0].stages) > 1:
-            found.append((measure(Simulator().run(scenario, plan, None, 10)).step_s, number, plan))
-    return min(found)[2]
 
 
 def train(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
-from planner.scenario.convergence import MOST_PRICE, SHAPE, LossLaw, TrainingMode, published_law
+from planner.runs.published_laws import published_law
+from planner.scenario.convergence import MOST_PRICE, SHAPE, LossLaw, TrainingMode
 from traces.common.errors import InputError
 
 BATCH = 32
