@@ -1,4 +1,4 @@
-"""The loss on held-out text of the language model of characters: at the end of a run, and on the way there."""
+"""Losses of the language model of characters on text that no step has had: at the end of a run, and on the way."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,25 +12,33 @@ import torch
 
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.export import newest_parameters
+from executor.training.data.order import DataOrder
 from executor.training.models.loading import load_model
+from executor.training.models.trainable import TrainableModel, own_data
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError
 
 Parameters = Mapping[str, torch.Tensor]
 
+# The first of the samples of a snapshot's loss, far beyond those of any run here, and their number.
+_NEVER_DRAWN, _SAMPLES = 10**9, 256
+
 # How often a bench looks for a new checkpoint, seconds.
 _EVERY_S = 0.2
 
 
-def held_out_loss(scenario: Scenario, parameters: Parameters, every: int = 1) -> float:
-    """Return the loss of a scenario's model with these parameters on every ``every``-th held-out sequence."""
+def held_out_loss(scenario: Scenario, parameters: Parameters) -> float:
+    """Return the loss of a scenario's model with these parameters on the text that is held out of training."""
     assert scenario.code is not None, "the model has text"
     model = load_model(scenario.code, 0)
+    return _loss(model, parameters, *model.held_out())  # type: ignore[attr-defined]
+
+
+def _loss(model: TrainableModel, parameters: Parameters, inputs: torch.Tensor, targets: torch.Tensor) -> float:
     layers = torch.nn.Sequential(*model.layers)
     layers.load_state_dict(dict(parameters))
-    inputs, targets = model.held_out()  # type: ignore[attr-defined]
     with torch.no_grad():
-        return float(model.loss(layers(inputs[::every]), targets[::every]))
+        return float(model.loss(layers(inputs), targets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +52,13 @@ class Snapshot:
 
     @cached_property
     def loss(self) -> float:
-        """The loss on a quarter of the held-out text, computed when it is first asked for."""
-        return held_out_loss(self.scenario, self.parameters, every=4)
+        """The loss on samples that no step of a run has, computed when it is first asked for.
+
+        They are drawn like those of training, whose loss plans to a loss count with.
+        """
+        assert self.scenario.code is not None, "the model has text"
+        model = load_model(self.scenario.code, 0)
+        return _loss(model, self.parameters, *DataOrder(own_data(model), 0).samples(_NEVER_DRAWN, _SAMPLES))
 
 
 @contextmanager

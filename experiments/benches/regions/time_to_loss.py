@@ -2,8 +2,8 @@
 
 Four ranks of this machine, each in a region of its own, train a small GPT of characters with real compute. The links
 between the regions are emulated: 50 ms one way, and rates between 20 and 200 Mbit/s that vary by the second. The time
-is that at which the loss on held-out text reaches the same value, for the parameters that a run would have written if
-it had ended then.
+is that at which the loss on samples that no step has had reaches the same value, for the parameters that a run would
+have written if it had ended then.
 
 `auto` gets what a user would give it: the times of the layers, measured by all ranks at once, and the file of a few
 short runs that `ropebridge profile convergence` makes.
@@ -43,9 +43,10 @@ from planner.scenario.scenario import Scenario
 from planner.systems.regional.search import TIME, LossGoal, LossPlan, plan_to_loss
 from traces.common.atomic import scratch_folder
 
-# The loss to reach, and most steps of a run, as a multiple of those that the law of the loss expects.
-LOSS, _QUICK_LOSS = 2.1, 2.5
-_MORE = 1.3
+# The loss to reach, and most steps of a run: as a multiple of those that the law of the loss expects, and at least so
+# many intervals, so that workers have exchanged.
+LOSS, _QUICK_LOSS = 2.3, 2.7
+_MORE, _LEAST_INTERVALS = 1.2, 1.6
 _SNAPSHOTS = 25
 _SEEDS = 3
 
@@ -159,7 +160,8 @@ def _steps(law: LossLaw, plan: Plan, loss: float) -> int:
     outer = how.outer if how.has_outer_step else OuterStep()
     settings = (outer.fragments, outer.compression, outer.momentum)
     mode = TrainingMode(how.method, plan.global_batch, workers, how.interval_steps, *settings)
-    return _SNAPSHOTS * ceil(_MORE * law.steps_to(loss, mode).expected / _SNAPSHOTS)
+    steps = max(_MORE * law.steps_to(loss, mode).expected, _LEAST_INTERVALS * how.interval_steps)
+    return _SNAPSHOTS * ceil(steps / _SNAPSHOTS)
 
 
 def _words(best: LossPlan) -> str:
