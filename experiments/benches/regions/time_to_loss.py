@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 from statistics import mean, stdev
 
 from safetensors.torch import load_file
@@ -89,8 +89,10 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
             steps = _steps(law, plan, loss)
             tell(f"{name}, seed {seed}: {steps} steps")
             trained = train(scenario, plan, steps, tell)
-            times_s[name].append(time_to_loss(trained.snapshots, loss))
-            rows.append(_row(name, seed, plan, trained, times_s[name][-1]))
+            to_loss_s = time_to_loss(trained.snapshots, loss)
+            # A rival that has not reached the loss takes longer than its run.
+            times_s[name].append(to_loss_s if plan is best.plan else min(to_loss_s, trained.end_s))
+            rows.append(_row(name, seed, plan, trained, to_loss_s))
             tell(str(rows[-1]))
         steps = _steps(law, workers_plan(scenario, STREAMING), loss)
         for name, program in (("streaming", train), ("torchft's streaming", train_by_torch)):
@@ -198,8 +200,8 @@ def _checks(
         ("best pipeline", LEAST_OF_SYNCHRONOUS),
         ("diloco, H = 500", LEAST_OF_HAND_SET),
     ):
-        # A rival that did not reach the loss took longer than any time; auto that did not has lost.
-        ratios = [0.0 if own == inf else other / own for own, other in zip(ours, times_s[name], strict=True)]
+        # The ratio is 0 where the plan of auto has not reached the loss.
+        ratios = [other / own for own, other in zip(ours, times_s[name], strict=True)]
         checks.append(at_least(f"time to the loss, {name} / auto, least of the seeds", min(ratios), bar))
     own, other = streams["streaming"], streams["torchft's streaming"]
     of_torchft = mean(one[0] / two[0] for one, two in zip(own, other, strict=True))
