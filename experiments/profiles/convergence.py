@@ -32,7 +32,7 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.convergence import CONFIDENCE, TERMS, LossLaw, TrainingMode
 from planner.scenario.effects import Effects
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.search import outer_settings
+from planner.systems.regional.loss_plan import outer_settings
 from traces.common.atomic import check_place, write_text_atomically
 from traces.common.errors import InputError, find_by_name
 

@@ -19,8 +19,9 @@ from planner.step.orders import plan_orders
 from planner.systems.auto.objective import OBJECTIVES, Objective, contended_step_time_s
 from planner.systems.auto.robust import check_quantile
 from planner.systems.auto.strategy import robust_plan, start_plan
+from planner.systems.regional.loss_plan import LOSS_OBJECTIVES, LossGoal
 from planner.systems.regional.report import LossReport
-from planner.systems.regional.search import LOSS_OBJECTIVES, LossGoal, plan_to_loss
+from planner.systems.regional.search import plan_to_loss
 from traces.common.atomic import write_text_atomically, written_together
 from traces.common.errors import InputError, unknown_name
 from traces.common.units import number_text
@@ -38,7 +39,7 @@ class PlanObjective:
         rate_samples_per_s: Least throughput of the plan, samples/s.
         robust: Share of the traces' time windows that may be slow: plans are compared by the throughput that each
             reaches in all other windows.
-        loss: The loss to reach; only with an objective of `planner.systems.regional.search.LOSS_OBJECTIVES`.
+        loss: The loss to reach; only with an objective of `planner.systems.regional.loss_plan.LOSS_OBJECTIVES`.
         assumed_tokens: Tokens of a sample, by which published laws of language models take the place of a convergence
             file.
     """

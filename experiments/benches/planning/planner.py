@@ -43,7 +43,8 @@ from planner.scenario.training import FLOAT32_BYTES
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import plan_for
-from planner.systems.regional.search import TIME, LossGoal, plan_to_loss
+from planner.systems.regional.loss_plan import TIME, LossGoal
+from planner.systems.regional.search import plan_to_loss
 from planner.systems.registry import STRATEGIES, make_plan
 from traces.common.errors import InputError
 

@@ -40,7 +40,8 @@ from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import step_ends_s
 from planner.scenario.convergence import LossLaw, TrainingMode
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.search import TIME, LossGoal, LossPlan, plan_to_loss
+from planner.systems.regional.loss_plan import TIME, LossGoal, LossPlan
+from planner.systems.regional.search import plan_to_loss
 from traces.common.atomic import scratch_folder
 
 # The loss to reach, and most steps of a run: as a multiple of those that the law of the loss expects, and at least so

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.scenario.convergence import CONFIDENCE
-from planner.systems.regional.search import FoundPlan, LossGoal, LossPlan, extrapolations
+from planner.systems.regional.loss_plan import FoundPlan, LossGoal, LossPlan, extrapolations
 from traces.common.units import number_text
 
 

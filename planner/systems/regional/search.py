@@ -2,8 +2,8 @@
 
 The time to a loss is the number of steps, by a law of the task's loss (`planner.scenario.convergence`), times the time
 of a step with its exchanges. Candidates are the best plans that sum gradients in every step, and workers side by side,
-each the best pipeline of a region or of two, with every method, interval, number of fragments and compression that the
-law covers.
+each the best pipeline of a region or of two, with every method, interval, number of fragments, compression and outer
+momentum that the law covers.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In
@@ -11,115 +11,37 @@ more regions, workers are the quickest regions in their order, for each number o
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import combinations, product
 from math import ceil
 
 from planner.check import is_possible
-from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
-from planner.scenario.convergence import ALLREDUCE, LossLaw, Steps, TrainingMode
+from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.strategy import plan_for
+from planner.systems.regional.loss_plan import (
+    DILOCO,
+    STREAMING,
+    TIME,
+    FoundPlan,
+    LossGoal,
+    LossPlan,
+    outer_settings,
+)
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
 from planner.systems.regional.workers import SCHEDULES, TimedPipeline, Worker, WorkerSearch, side_by_side
 from traces.common.errors import InputError
 
-TIME, COST = "time-to-loss", "cost-to-loss"
-LOSS_OBJECTIVES = (TIME, COST)
-
 MOST_REGIONS, MOST_SUMMED = 4, 3
 _MOST_JOINED = 2
 
-# Intervals and fragments that are tried; of streaming ones, the share of its own parameters that a worker keeps
-# (arXiv 2501.18512).
+# Intervals and fragments that are tried.
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _FRAGMENTS = (1, 2, 4, 8)
-_MIXING = 0.5
 
-# Learning rate of outer steps with momentum (arXiv 2311.08105).
-_LEARNING_RATE = 0.7
-
-_DILOCO, _STREAMING = "diloco", "diloco-streaming"
 _NAME = "auto"
-
-
-@dataclass(frozen=True)
-class LossGoal:
-    """What a plan is wanted for.
-
-    Attributes:
-        name: ``time-to-loss`` or ``cost-to-loss``.
-        loss: The loss to reach, above zero.
-        law: The law of the task's loss.
-        assumed: Whether the law is not of this task, but from publications.
-        budget_per_hour: Largest price of the plan, US dollars per hour; None for no limit.
-        samples_per_s: Least throughput, samples per second; None for no limit.
-    """
-
-    name: str
-    loss: float
-    law: LossLaw
-    assumed: bool = False
-    budget_per_hour: float | None = None
-    samples_per_s: float | None = None
-
-
-@dataclass(frozen=True)
-class LossPlan:
-    """A plan, and what it takes to a loss.
-
-    Attributes:
-        mode: How the plan trains, for the law.
-        steps: Steps to the loss.
-        inner_s: Time of a step of the slowest worker without exchanges, seconds.
-        step_s: Mean time of a step with them, seconds.
-        step_price: Price of a step, US dollars.
-    """
-
-    plan: Plan
-    mode: TrainingMode
-    steps: Steps
-    inner_s: float
-    step_s: float
-    step_price: float
-
-    @cached_property
-    def time_s(self) -> float:
-        """Time to the loss, seconds."""
-        return self.steps.expected * self.step_s
-
-    @cached_property
-    def cost(self) -> float:
-        """Price of the training up to the loss, US dollars."""
-        return self.steps.expected * self.step_price
-
-
-@dataclass(frozen=True)
-class FoundPlan:
-    """The result of the search: the best plan, and the best of those that sum gradients in every step, if any."""
-
-    best: LossPlan
-    summed: LossPlan | None
-
-
-def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:
-    """Return the settings with which the planner proposes a method, and with which its convergence is measured.
-
-    Without momentum the outer step is the average of the workers.
-    """
-    whole = OuterStep(_LEARNING_RATE if mode.momentum else 1.0, mode.momentum, compression=mode.compression)
-    if mode.method == _DILOCO:
-        return whole
-    return replace(
-        whole,
-        fragments=mode.fragments,
-        pattern="strided",
-        overlap_steps=overlap_steps,
-        mixing=_MIXING,
-    )
 
 
 def plan_to_loss(scenario: Scenario, goal: LossGoal) -> FoundPlan:
@@ -173,7 +95,7 @@ class _Search:
                     yield self._plan(made, schedule), [each.step_s for each in made]
         for plan in summed_plans:
             if len(plan.pipelines) > 1 and all(replica.tensor_parallel == 1 for replica in plan.replicas):
-                apart = replace(plan, synchronisation=Synchronisation(_DILOCO))
+                apart = replace(plan, synchronisation=Synchronisation(DILOCO))
                 yield apart, [contended_step_time_s(apart, self._scenario)] * len(apart.pipelines)
 
     def outer(self, base: Plan, inner_s: Sequence[float]) -> Iterator[LossPlan]:
@@ -181,8 +103,8 @@ class _Search:
         if not is_possible(base, self._scenario):
             return
         layers, paths, law = len(self._scenario.model.layers), ExchangePaths(base, self._scenario), self._goal.law
-        for compression, method in product(law.compressions, (_DILOCO, _STREAMING)):
-            for fragments in (1,) if method == _DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
+        for compression, method in product(law.compressions, (DILOCO, STREAMING)):
+            for fragments in (1,) if method == DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
                 mode = TrainingMode(method, base.global_batch, len(base.pipelines), fragments, fragments, compression)
                 times = paths.times(outer_settings(mode, 0))
                 for interval, momentum in product(INTERVALS, law.momenta):
@@ -200,7 +122,7 @@ class _Search:
         if not self._goal.law.covers(mode):
             return
         interval, overlap = mode.interval_steps, 0
-        if mode.method == _STREAMING:
+        if mode.method == STREAMING:
             # As much as hides a fragment, but no more than the steps until the next one leaves.
             slowest_s = max(inner_s)
             needed = ceil(times.longest_s / slowest_s) if slowest_s else 0
@@ -227,7 +149,7 @@ class _Search:
     def _plan(self, made: Sequence[TimedPipeline], schedule: str) -> Plan:
         pipelines = tuple(each.pipeline for each in made)
         name = self._scenario.name, self._scenario.model.name
-        return Plan(*name, _NAME, schedule, pipelines, synchronisation=Synchronisation(_DILOCO))
+        return Plan(*name, _NAME, schedule, pipelines, synchronisation=Synchronisation(DILOCO))
 
     def _worker_sets(self) -> Iterator[list[Worker]]:
         """Yield sets of two workers or more, on different regions."""
@@ -273,13 +195,3 @@ def _summed(scenario: Scenario) -> tuple[list[Plan], InputError | None]:
         except InputError as error:
             failure = error
     return plans, failure
-
-
-def extrapolations(found: LossPlan, goal: LossGoal) -> list[str]:
-    """Return in what the law goes beyond what it was fitted to, in words."""
-    law, said = goal.law, []
-    if found.mode.workers > law.most_workers:
-        said.append(f"{found.mode.workers} workers (at most {law.most_workers} were measured)")
-    if goal.loss < law.least_loss:
-        said.append(f"a loss of {goal.loss:g} (the lowest that was measured is {law.least_loss:.4g})")
-    return said

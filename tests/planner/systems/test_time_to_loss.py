@@ -17,8 +17,9 @@ from planner.scenario.effects import Effects
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario, within_regions
 from planner.scenario.training import Training
+from planner.systems.regional.loss_plan import COST, TIME, LossGoal
 from planner.systems.regional.outer_time import ExchangePaths
-from planner.systems.regional.search import COST, TIME, LossGoal, plan_to_loss
+from planner.systems.regional.search import plan_to_loss
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import GIB
 from traces.common.errors import InputError

@@ -1,0 +1,104 @@
+"""A plan to a loss: what it is wanted for, how it trains, and what it takes."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Plan
+from planner.scenario.convergence import LossLaw, Steps, TrainingMode
+
+TIME, COST = "time-to-loss", "cost-to-loss"
+LOSS_OBJECTIVES = (TIME, COST)
+
+DILOCO, STREAMING = "diloco", "diloco-streaming"
+
+# Learning rate of outer steps with momentum (arXiv 2311.08105).
+_LEARNING_RATE = 0.7
+# Share of its own parameters that a worker keeps in a streaming one (arXiv 2501.18512).
+_MIXING = 0.5
+
+
+@dataclass(frozen=True)
+class LossGoal:
+    """What a plan is wanted for.
+
+    Attributes:
+        name: ``time-to-loss`` or ``cost-to-loss``.
+        loss: The loss to reach, above zero.
+        law: The law of the task's loss.
+        assumed: Whether the law is not of this task, but from publications.
+        budget_per_hour: Largest price of the plan, US dollars per hour; None for no limit.
+        samples_per_s: Least throughput, samples per second; None for no limit.
+    """
+
+    name: str
+    loss: float
+    law: LossLaw
+    assumed: bool = False
+    budget_per_hour: float | None = None
+    samples_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """A plan, and what it takes to a loss.
+
+    Attributes:
+        mode: How the plan trains, for the law.
+        steps: Steps to the loss.
+        inner_s: Time of a step of the slowest worker without exchanges, seconds.
+        step_s: Mean time of a step with them, seconds.
+        step_price: Price of a step, US dollars.
+    """
+
+    plan: Plan
+    mode: TrainingMode
+    steps: Steps
+    inner_s: float
+    step_s: float
+    step_price: float
+
+    @cached_property
+    def time_s(self) -> float:
+        """Time to the loss, seconds."""
+        return self.steps.expected * self.step_s
+
+    @cached_property
+    def cost(self) -> float:
+        """Price of the training up to the loss, US dollars."""
+        return self.steps.expected * self.step_price
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    """The result of the search: the best plan, and the best of those that sum gradients in every step, if any."""
+
+    best: LossPlan
+    summed: LossPlan | None
+
+
+def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:
+    """Return the settings with which the planner proposes a method, and with which its convergence is measured.
+
+    Without momentum the outer step is the average of the workers.
+    """
+    whole = OuterStep(_LEARNING_RATE if mode.momentum else 1.0, mode.momentum, compression=mode.compression)
+    if mode.method == DILOCO:
+        return whole
+    return replace(
+        whole,
+        fragments=mode.fragments,
+        pattern="strided",
+        overlap_steps=overlap_steps,
+        mixing=_MIXING,
+    )
+
+
+def extrapolations(found: LossPlan, goal: LossGoal) -> list[str]:
+    """Return in what the law goes beyond what it was fitted to, in words."""
+    law, said = goal.law, []
+    if found.mode.workers > law.most_workers:
+        said.append(f"{found.mode.workers} workers (at most {law.most_workers} were measured)")
+    if goal.loss < law.least_loss:
+        said.append(f"a loss of {goal.loss:g} (the lowest that was measured is {law.least_loss:.4g})")
+    return said
