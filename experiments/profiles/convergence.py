@@ -29,7 +29,7 @@ from planner.plan.outer_step import OUTER_COMPRESSIONS
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
 from planner.scenario.cluster import Cluster, Device, Link
-from planner.scenario.convergence import CONFIDENCE, TERMS, LossLaw, TrainingMode
+from planner.scenario.convergence import CONFIDENCE, SHAPE, TERMS, LossLaw, TrainingMode
 from planner.scenario.effects import Effects
 from planner.scenario.scenario import Scenario
 from planner.systems.regional.loss_plan import outer_settings
@@ -255,7 +255,7 @@ def _table(law: LossLaw, curves: list[LossCurve], errors: Mapping[tuple[int, int
         settings = f"{mode.workers:7} {mode.interval_steps:8} {mode.compression:>11} {momentum:>8}"
         lines.append(f"{mode.method:18} {settings}  {ends}")
     least, most = np.quantile(np.array(law.draws), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
-    for place, name in enumerate(TERMS, len(law.mean) - len(TERMS)):
+    for place, name in enumerate(TERMS, len(SHAPE)):
         interval = f"{least[place]:+.4f} to {most[place]:+.4f} with {CONFIDENCE:.0%}"
         lines.append(f"exponent of {name}: {law.mean[place]:+.4f} ({interval})")
     if errors:
