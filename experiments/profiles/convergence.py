@@ -32,12 +32,12 @@ from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.convergence import CONFIDENCE, SHAPE, TERMS, LossLaw, TrainingMode
 from planner.scenario.effects import Effects
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.loss_plan import outer_settings
+from planner.systems.regional.loss_plan import most_overlap, outer_settings
 from traces.common.atomic import check_place, write_text_atomically
 from traces.common.errors import InputError, find_by_name
 
 _ALLREDUCE, _STREAMING = "allreduce", "diloco-streaming"
-_FRAGMENTS, _OVERLAP_STEPS = 2, 1
+_FRAGMENTS = 2
 
 # Share of this machine's memory that the workers of a run may take together by the plan's check. The rest is left for
 # Python and torch in each process, and for whatever else runs here.
@@ -193,8 +193,7 @@ def _alone(scenario: Scenario, case: _Case) -> tuple[Scenario, Plan]:
     )
     how = Synchronisation()
     if mode.method != _ALLREDUCE:
-        overlap = min(_OVERLAP_STEPS, mode.interval_steps - 1) if mode.method == _STREAMING else 0
-        outer = outer_settings(mode, overlap)
+        outer = outer_settings(mode, most_overlap(mode))
         how = Synchronisation(mode.method, interval_steps=mode.interval_steps, outer=outer)
     plan = Plan(scenario.name, scenario.model.name, "profile convergence", "1f1b", pipelines, synchronisation=how)
     return alone, plan

@@ -9,7 +9,6 @@ have written if it had ended then.
 short runs that `ropebridge profile convergence` makes.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from experiments.benches.regions.four_regions import (
     workers_plan,
 )
 from experiments.benches.regions.held_out import Snapshot, kept_checkpoints, time_to_loss
+from experiments.benches.regions.torch_diloco import END_FILE, PARAMETERS_FILE
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
 from planner.files.resolved_scenario import write_resolved_scenario
@@ -50,6 +50,10 @@ LOSS, _QUICK_LOSS = 2.3, 2.7
 _MORE, _LEAST_INTERVALS = 1.2, 1.6
 _SNAPSHOTS = 25
 _SEEDS = 3
+# Steps in which ropebridge's and torchft's streaming are compared.
+_STREAMED_STEPS = 300
+# Added to the seed of the links for those that `auto` plans with.
+_OTHER_HOURS = 100
 
 # The short runs for `auto`: steps and settings.
 _PROFILE_STEPS, _QUICK_PROFILE_STEPS = 240, 100
@@ -78,7 +82,9 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
     streams: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for seed in range(seeds):
         scenario = replace(regions_scenario(seed), model=measured.model)
-        best = plan_to_loss(scenario, LossGoal(TIME, loss, law)).best
+        # What is known before the run are other hours of the same links.
+        known = replace(regions_scenario(seed + _OTHER_HOURS), model=measured.model)
+        best = plan_to_loss(known, LossGoal(TIME, loss, law)).best
         tell(f"auto, seed {seed}: {_words(best)}")
         plans: dict[str, Plan] = {
             "allreduce": workers_plan(scenario, Synchronisation()),
@@ -95,12 +101,11 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
             times_s[name].append(to_loss_s if plan is best.plan else min(to_loss_s, trained.end_s))
             rows.append(_row(name, seed, plan, trained, to_loss_s))
             tell(str(rows[-1]))
-        steps = _steps(law, workers_plan(scenario, STREAMING), loss)
-        for name, program in (("streaming", train), ("torchft's streaming", train_by_torch)):
-            plan = workers_plan(scenario, STREAMING)
-            tell(f"{name}, seed {seed}: {steps} steps")
-            trained = program(scenario, plan, steps, tell)
-            streams[name].append((trained.end_s / steps, trained.snapshots[-1].loss))
+        plan = workers_plan(scenario, STREAMING)
+        for name, program in (("streaming", train_whole), ("torchft's streaming", train_by_torch)):
+            tell(f"{name}, seed {seed}: {_STREAMED_STEPS} steps")
+            trained = program(scenario, plan, _STREAMED_STEPS, tell)
+            streams[name].append((trained.end_s / _STREAMED_STEPS, trained.snapshots[-1].loss))
             rows.append(_row(name, seed, plan, trained, time_to_loss(trained.snapshots, loss)))
             tell(str(rows[-1]))
     return BenchResult(rows, _checks(times_s, streams))
@@ -139,17 +144,21 @@ def train(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None
     return Trained(snapshots, ends_s[-1])
 
 
+def train_whole(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:
+    """Train by a plan on the emulated links without interruption, and keep the parameters of the end."""
+    with scratch_folder() as folder:
+        target = folder / "parameters.safetensors"
+        record = TorchBackend("real", emulator="relay", parameters=target, tell=tell).run(scenario, plan, None, steps)
+        end_s = step_ends_s(record.events)[-1]
+        return Trained([Snapshot(scenario, steps, end_s, load_file(target))], end_s)
+
+
 def train_by_torch(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:
     """Train the same way by torchft's algorithm, see `experiments.benches.regions.torch_diloco`."""
-    config = RunConfig("real", steps, "relay", adapts=False, checkpoint_every=_snapshot_every(steps))
-    with prepared_job(scenario, plan, config) as job:
+    with prepared_job(scenario, plan, RunConfig("real", steps, "relay", adapts=False)) as job:
         run_job(job, plan.devices, module="experiments.benches.regions.torch_diloco")
-        ends_s: Mapping[str, float] = json.loads((job.path / "times.json").read_text())
-        snapshots = [
-            Snapshot(scenario, int(step), end_s, load_file(job.path / f"step-{step}.safetensors"))
-            for step, end_s in ends_s.items()
-        ]
-    return Trained(snapshots, snapshots[-1].time_s)
+        end_s = float((job.path / END_FILE).read_text())
+        return Trained([Snapshot(scenario, steps, end_s, load_file(job.path / PARAMETERS_FILE))], end_s)
 
 
 def _snapshot_every(steps: int) -> int:

@@ -5,14 +5,12 @@ pseudo-gradients are summed over all ranks in the background; then the rank wait
 mixes the result with its own parameters. It leaves out what torchft does for fault tolerance, a quorum before each sum
 and a vote after it, and sums each fragment in one message instead of one for each parameter, both in its favour.
 
-`main` runs one rank of equal workers. The job's documents are those of ropebridge's own ranks. Rank 0 writes a snapshot
-after as many steps as ropebridge's ranks write a checkpoint, to `step-N.safetensors` in the job's folder, and their
-times to `times.json`.
+`main` runs one rank of equal workers. The job's documents are those of ropebridge's own ranks. At the end rank 0 writes
+its parameters, and the time that all steps took in seconds, to `PARAMETERS_FILE` and `END_FILE` in the job's folder.
 """
 
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +30,8 @@ from executor.training.models.trainable import own_data
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from traces.common.atomic import write_text_atomically
+
+PARAMETERS_FILE, END_FILE = "parameters.safetensors", "end_s.txt"
 
 TIMEOUT_S = 300.0
 
@@ -77,8 +76,8 @@ class _Fragment:
         self.pending = self.summed = None
 
 
-def train(scenario: Scenario, plan: Plan, steps: int, rank: int) -> Iterator[nn.Module]:
-    """Carry out all steps on this rank in the process group that has been set up; yield the layers after each."""
+def train(scenario: Scenario, plan: Plan, steps: int, rank: int) -> nn.Module:
+    """Carry out all steps on this rank in the process group that has been set up; return the layers."""
     assert scenario.code is not None, "there is something to train"
     training, outer = scenario.training, plan.synchronisation.outer
     model = load_model(scenario.code, training.seed)
@@ -103,7 +102,7 @@ def train(scenario: Scenario, plan: Plan, steps: int, rank: int) -> Iterator[nn.
         if since == turn_steps:
             fragments[turn].merge(ranks, outer.mixing)
             turn, since = (turn + 1) % outer.fragments, 0
-        yield layers
+    return layers
 
 
 def main(agent: str, job: str) -> None:
@@ -115,17 +114,15 @@ def main(agent: str, job: str) -> None:
     timeout = timedelta(seconds=TIMEOUT_S)
     store = ControlStore(client)
     distributed.init_process_group("gloo", store=store, rank=client.rank, world_size=ranks, timeout=timeout)
-    rank, times_s = distributed.get_rank(), {}
+    rank = distributed.get_rank()
     distributed.barrier()
     start_s = time.monotonic()
     if rank == 0:
         # From now on the emulated links follow their traces.
         announce_origin(JobFolder(folder).origin, start_s)
-    for number, layers in enumerate(train(scenario, plan, config.steps, rank), 1):
-        if rank == 0 and number % config.checkpoint_every == 0:
-            times_s[number] = time.monotonic() - start_s
-            save_file(layers.state_dict(), folder / f"step-{number}.safetensors")
+    layers = train(scenario, plan, config.steps, rank)
     distributed.barrier()
     if rank == 0:
-        write_text_atomically(folder / "times.json", json.dumps(times_s))
+        (folder / END_FILE).write_text(str(time.monotonic() - start_s))
+        save_file(layers.state_dict(), folder / PARAMETERS_FILE)
     distributed.destroy_process_group()

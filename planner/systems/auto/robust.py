@@ -64,15 +64,18 @@ def trace_windows(scenario: Scenario, window_s: float = WINDOW_S) -> list[tuple[
     return [(start_s, start_s + covered_s / count) for start_s in starts_s]
 
 
-def mean_step_s(plan: Plan, scenario: Scenario, step_s: Callable[[Plan, Scenario], float]) -> float:
+def mean_step_s(
+    plan: Plan, scenario: Scenario, step_s: Callable[[Plan, Scenario], float], window_s: float = WINDOW_S
+) -> float:
     """Return the time of a step at the plan's mean throughput over windows of the traces, seconds.
 
     Args:
         plan: The plan to judge.
         scenario: The scenario, whose links have traces.
         step_s: Function from a plan and a scenario without traces to the time of a step, seconds.
+        window_s: Length of a window, seconds.
     """
-    windows = trace_windows(scenario)
+    windows = trace_windows(scenario, window_s)
     chosen = _spread(len(windows), _MOST_COMPARED)
     return harmonic_mean([step_s(plan, in_window(scenario, *windows[number])) for number in chosen])
 

@@ -46,17 +46,29 @@ class LossPlan:
     Attributes:
         mode: How the plan trains, for the law.
         steps: Steps to the loss.
-        inner_s: Time of a step of the slowest worker without exchanges, seconds.
+        worker_steps_s: Time of a step of each worker without exchanges, seconds.
         step_s: Mean time of a step with them, seconds.
-        step_price: Price of a step, US dollars.
+        price_per_hour: Price of the devices, US dollars per hour.
+        traffic_price: Price of what a step sends, US dollars.
     """
 
     plan: Plan
     mode: TrainingMode
     steps: Steps
-    inner_s: float
+    worker_steps_s: tuple[float, ...]
     step_s: float
-    step_price: float
+    price_per_hour: float
+    traffic_price: float
+
+    @property
+    def inner_s(self) -> float:
+        """Time of a step of the slowest worker without exchanges, seconds."""
+        return max(self.worker_steps_s)
+
+    @property
+    def step_price(self) -> float:
+        """Price of a step, US dollars."""
+        return self.price_per_hour * self.step_s / 3600 + self.traffic_price
 
     @cached_property
     def time_s(self) -> float:
@@ -75,6 +87,14 @@ class FoundPlan:
 
     best: LossPlan
     summed: LossPlan | None
+
+
+def most_overlap(mode: TrainingMode) -> int:
+    """Return the most steps between sending a fragment and the outer step: half of those until the next one leaves.
+
+    The convergence of streaming is measured with as many, so that fewer ones never train worse than the law says.
+    """
+    return min(max(1, mode.interval_steps // (2 * mode.fragments)), mode.interval_steps - 1)
 
 
 def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:

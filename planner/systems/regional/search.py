@@ -20,6 +20,7 @@ from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
+from planner.systems.auto.robust import mean_step_s
 from planner.systems.auto.strategy import plan_for
 from planner.systems.regional.loss_plan import (
     DILOCO,
@@ -28,6 +29,7 @@ from planner.systems.regional.loss_plan import (
     FoundPlan,
     LossGoal,
     LossPlan,
+    most_overlap,
     outer_settings,
 )
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
@@ -40,6 +42,10 @@ _MOST_JOINED = 2
 # Intervals and fragments that are tried.
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _FRAGMENTS = (1, 2, 4, 8)
+
+# Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
+# its links.
+_WINDOW_S = 2.0
 
 _NAME = "auto"
 
@@ -55,7 +61,8 @@ def plan_to_loss(scenario: Scenario, goal: LossGoal) -> FoundPlan:
     search = _Search(scenario, goal)
     summed_plans, failure = _summed(scenario)
     summed = [each for plan in summed_plans for each in search.synchronous(plan)]
-    found = [*summed, *(each for base in search.bases(summed_plans) for each in search.outer(*base))]
+    candidates = [*summed, *(each for base in search.bases(summed_plans) for each in search.outer(*base))]
+    found = search.over_traces(candidates)
     if not found:
         if failure is not None and not search.judged:
             raise failure
@@ -64,6 +71,7 @@ def plan_to_loss(scenario: Scenario, goal: LossGoal) -> FoundPlan:
             where="--loss",
             valid="give a higher loss or wider limits, or measure other methods with 'ropebridge profile convergence'",
         )
+    summed = [each for each in found if each.mode.method == ALLREDUCE]
     return FoundPlan(min(found, key=search.score), min(summed, key=search.score, default=None))
 
 
@@ -72,6 +80,7 @@ class _Search:
         self._scenario, self._goal = scenario, goal
         self._workers = WorkerSearch(scenario)
         self._steps: dict[TrainingMode, Steps] = {}
+        self._varies = any(link.trace is not None for link in scenario.cluster.links)
         # Number of plans whose steps to the loss were asked for.
         self.judged = 0
 
@@ -81,7 +90,7 @@ class _Search:
     def synchronous(self, plan: Plan) -> Iterator[LossPlan]:
         """Yield a plan that sums gradients in every step, if it reaches the loss within the limits."""
         step_s = contended_step_time_s(plan, self._scenario)
-        yield from self._able(plan, TrainingMode(ALLREDUCE, plan.global_batch), step_s, step_s, 0.0)
+        yield from self._able(plan, TrainingMode(ALLREDUCE, plan.global_batch), (step_s,), step_s, 0.0)
 
     def bases(self, summed_plans: Sequence[Plan]) -> Iterator[tuple[Plan, list[float]]]:
         """Yield plans of separate pipelines, with the time of each one's step without exchanges, seconds."""
@@ -123,28 +132,58 @@ class _Search:
             return
         interval, overlap = mode.interval_steps, 0
         if mode.method == STREAMING:
-            # As much as hides a fragment, but no more than the steps until the next one leaves.
+            # As much as hides a fragment, also while links with traces are slow.
             slowest_s = max(inner_s)
             needed = ceil(times.longest_s / slowest_s) if slowest_s else 0
-            overlap = min(needed, interval // mode.fragments, interval - 1)
+            overlap = most_overlap(mode) if self._varies else min(needed, most_overlap(mode))
         outer = outer_settings(mode, overlap)
         plan = replace(base, synchronisation=Synchronisation(mode.method, interval_steps=interval, outer=outer))
         step_s = times.step_s(inner_s, interval, outer)
-        yield from self._able(plan, mode, max(inner_s), step_s, times.traffic_price / interval)
+        yield from self._able(plan, mode, tuple(inner_s), step_s, times.traffic_price / interval)
+
+    def over_traces(self, found: Sequence[LossPlan]) -> list[LossPlan]:
+        """Return the best plan of each method, interval and number of fragments, with the times over the traces.
+
+        All plans that sum gradients are among them. Without traces, times are those at the declared rates.
+        """
+        if not self._varies:
+            return list(found)
+        best: dict[Plan | tuple[str, int, int], LossPlan] = {}
+        for each in found:
+            mode = each.mode
+            key = each.plan if mode.method == ALLREDUCE else (mode.method, mode.interval_steps, mode.fragments)
+            if key not in best or self.score(each) < self.score(best[key]):
+                best[key] = each
+        return [timed for each in best.values() if self._keeps_limits(timed := self._over_traces(each))]
+
+    def _over_traces(self, each: LossPlan) -> LossPlan:
+        how = each.plan.synchronisation
+
+        def step_s(plan: Plan, window: Scenario) -> float:
+            if not how.has_outer_step:
+                return contended_step_time_s(plan, window)
+            times = ExchangePaths(plan, window).times(how.outer)
+            return times.step_s(each.worker_steps_s, how.interval_steps, how.outer)
+
+        return replace(each, step_s=mean_step_s(each.plan, self._scenario, step_s, _WINDOW_S))
 
     def _able(
-        self, plan: Plan, mode: TrainingMode, inner_s: float, step_s: float, exchange_price: float
+        self, plan: Plan, mode: TrainingMode, worker_steps_s: tuple[float, ...], step_s: float, exchange_price: float
     ) -> Iterator[LossPlan]:
         self.judged += 1
         if mode not in self._steps:
             self._steps[mode] = self._goal.law.steps_to(self._goal.loss, mode)
         per_hour = sum(self._scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
-        price = per_hour * step_s / 3600 + traffic_price(plan, self._scenario) + exchange_price
+        traffic = traffic_price(plan, self._scenario) + exchange_price
+        found = LossPlan(plan, mode, self._steps[mode], worker_steps_s, step_s, per_hour, traffic)
+        if found.steps.converges and self._keeps_limits(found):
+            yield found
+
+    def _keeps_limits(self, each: LossPlan) -> bool:
         budget, rate = self._goal.budget_per_hour, self._goal.samples_per_s
-        dear = budget is not None and 3600 * price > budget * step_s
-        slow = rate is not None and plan.global_batch < rate * step_s
-        if self._steps[mode].converges and not dear and not slow:
-            yield LossPlan(plan, mode, self._steps[mode], inner_s, step_s, price)
+        is_dear = budget is not None and 3600 * each.step_price > budget * each.step_s
+        is_slow = rate is not None and each.plan.global_batch < rate * each.step_s
+        return not is_dear and not is_slow
 
     def _plan(self, made: Sequence[TimedPipeline], schedule: str) -> Plan:
         pipelines = tuple(each.pipeline for each in made)
