@@ -44,8 +44,8 @@ INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _FRAGMENTS = (1, 2, 4, 8)
 
 # Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
-# its links.
-_WINDOW_S = 2.0
+# its links. In clusters of more devices, for which that takes minutes, links have their declared rates.
+_WINDOW_S, _MOST_TIMED = 2.0, 64
 
 _NAME = "auto"
 
@@ -80,7 +80,8 @@ class _Search:
         self._scenario, self._goal = scenario, goal
         self._workers = WorkerSearch(scenario)
         self._steps: dict[TrainingMode, Steps] = {}
-        self._varies = any(link.trace is not None for link in scenario.cluster.links)
+        cluster = scenario.cluster
+        self._varies = len(cluster.devices) <= _MOST_TIMED and any(link.trace is not None for link in cluster.links)
         # Number of plans whose steps to the loss were asked for.
         self.judged = 0
 
@@ -144,7 +145,8 @@ class _Search:
     def over_traces(self, found: Sequence[LossPlan]) -> list[LossPlan]:
         """Return the best plan of each method, interval and number of fragments, with the times over the traces.
 
-        All plans that sum gradients are among them. Without traces, times are those at the declared rates.
+        All plans that sum gradients are among them. Without traces, and in large clusters, times are those at the
+        declared rates.
         """
         if not self._varies:
             return list(found)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from planner.systems.regional.search import plan_to_loss
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import GIB
 from traces.common.errors import InputError
+from traces.trace import LinkTrace
 
 LAYERS, SAMPLE_S = 4, 0.03
 
@@ -106,6 +108,25 @@ def test_slower_links_need_rarer_exchanges_and_dearer_ones_forbid_them() -> None
     assert best.plan.synchronisation.method == "allreduce"
     with pytest.raises(InputError, match=r"no method reaches a loss of 0\.9"):
         plan_to_loss(scenario, LossGoal(TIME, 0.9, law()))
+
+
+def test_steps_over_links_that_vary_are_timed_as_in_the_simulator() -> None:
+    steady = regions([1.0, 1.0], 2e7)
+    # The same mean rate; in every other ten seconds a tenth of the rate in the others.
+    trace = LinkTrace(np.array([0.0, 10.0]), 2e7 * np.array([20, 2]) / 11, 20.0)
+    links = tuple(replace(link, trace=trace) for link in steady.cluster.links)
+    varying = replace(steady, cluster=replace(steady.cluster, links=links))
+    found, expected = (
+        plan_to_loss(each, LossGoal(TIME, 1.5, law(per_interval=0.2))).best for each in (varying, steady)
+    )
+    steps = 40 * found.plan.synchronisation.interval_steps
+    ends_s = Simulator().run(varying, found.plan, None, steps).metrics["end_s"]
+    assert found.step_s == pytest.approx(ends_s.iloc[-1] / steps, rel=0.15)
+    # By its mean rates the other plan promises more than it holds.
+    steps = 40 * expected.plan.synchronisation.interval_steps
+    other_s = Simulator().run(varying, expected.plan, None, steps).metrics["end_s"].iloc[-1] / steps
+    assert expected.step_s < 0.9 * other_s
+    assert found.time_s <= 1.05 * other_s * expected.steps.expected
 
 
 @settings(max_examples=3, deadline=None)
