@@ -118,7 +118,7 @@ def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLa
         write_resolved_scenario(scenario, named)
         config = ConvergenceConfig(
             str(named),
-            methods="diloco-streaming",
+            methods="diloco,diloco-streaming",
             workers=str(len(REGIONS)),
             intervals=_INTERVALS,
             compressions="none",
