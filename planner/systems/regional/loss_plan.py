@@ -90,11 +90,11 @@ class FoundPlan:
 
 
 def most_overlap(mode: TrainingMode) -> int:
-    """Return the most steps between sending a fragment and the outer step: half of those until the next one leaves.
+    """Return the most steps between sending a fragment and the outer step: a quarter of the interval.
 
-    The convergence of streaming is measured with as many, so that fewer ones never train worse than the law says.
+    Convergence is measured with as many, since workers learn less from older parameters.
     """
-    return min(max(1, mode.interval_steps // (2 * mode.fragments)), mode.interval_steps - 1)
+    return min(max(1, mode.interval_steps // 4), mode.interval_steps // mode.fragments, mode.interval_steps - 1)
 
 
 def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:
