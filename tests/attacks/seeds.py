@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from planner.files.training import CONVERGENCE_VERSION
 from planner.runs.published_laws import published_law
 from tests.helpers.processes.command import ropebridge
 
@@ -218,7 +219,7 @@ IPERF = {
 
 LAW = asdict(published_law(10**8, 64))
 CONVERGENCE = {
-    "version": 1,
+    "version": CONVERGENCE_VERSION,
     "model": "tiny",
     "task": "made up",
     "global_batch": 8,
