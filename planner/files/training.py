@@ -286,15 +286,15 @@ def _read_law(name: str, part: Part) -> LossLaw:
     if entry.law is None:
         valid = "repeat the command that writes it: finished runs are kept"
         raise InputError(f"the runs of '{name}' have not all finished: it has {len(entry.runs)}", where, valid)
-    _check_law(entry.law, where)
+    _check_law(entry.law, name, where)
     return LossLaw(**vars(entry.law))
 
 
-def _check_law(law: LawEntry, where: str) -> None:
+def _check_law(law: LawEntry, name: str, where: str) -> None:
     count = _COUNT + len(law.knots)
     if any(len(each) != count for each in (law.mean, *law.draws)) or list(law.knots) != sorted(set(law.knots)):
         valid = "make the file with 'ropebridge profile convergence'"
-        raise InputError("the law's parameters do not match its knots, or these do not rise", where, valid)
+        raise InputError(f"in '{name}' the law's parameters do not match its knots, or these do not rise", where, valid)
 
 
 # Planning a step of more would take hours.

@@ -14,15 +14,17 @@ from tests.helpers.processes.command import ropebridge
 LAW: dict[str, Any] = {
     "source": "40 runs",
     "reference_samples": 1000.0,
-    "mean": [0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, 0.004, 0.0, 0.0, 0.0],
-    "draws": [[0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, each, 0.0, 0.0, 0.0] for each in (0.002, 0.006)],
+    "mean": [0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, 0.004, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "draws": [[0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, each, 0.0, 0.0, 0.0, 0.0, 0.0] for each in (0.002, 0.006)],
     "methods": ["diloco"],
     "compressions": ["none"],
     "most_interval": 50,
     "most_workers": 4,
     "least_loss": 1.4,
+    "momenta": [0.9],
+    "knots": [],
 }
-FILE: dict[str, Any] = {"version": 1, "model": "tiny", "task": "", "global_batch": 8, "runs": [], "law": LAW}
+FILE: dict[str, Any] = {"version": 2, "model": "tiny", "task": "", "global_batch": 8, "runs": [], "law": LAW}
 GOAL = ("--strategy", "auto", "--objective", "time-to-loss", "--loss")
 
 
@@ -93,9 +95,10 @@ def test_other_options_are_refused(scenario: Path, case: str) -> None:
 
 
 BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
-    "version": ({"version": 2}, "the file has version 2"),
+    "version": ({"version": 1}, "the file has version 1"),
     "unfinished": ({"law": None}, "have not all finished"),
     "few numbers": ({"law": {**LAW, "draws": [[1.0]]}}, "law.draws[0]"),
+    "a knot without its correction": ({"law": {**LAW, "knots": [0.0]}}, "do not match its knots"),
     "key": ({"laws": 1}, "unknown key 'laws'"),
 }
 
