@@ -39,7 +39,8 @@ START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and de
 
 BENCHES = (
     *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "executor", "faults", "fidelity", "jobs"),
-    *("planner", "profile", "recovery", "regret", "report", "schedules", "simulator", "strangers", "sweep", "workers"),
+    *("planner", "profile", "recovery", "regions", "regret", "report", "schedules"),
+    *("simulator", "strangers", "sweep", "workers"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.
 EXTRAS = {
