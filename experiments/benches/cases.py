@@ -1,12 +1,12 @@
 """Scenarios and plans that several benches share: two stages, a recovery, and a thousand devices on changing links."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import ModelCode, Scenario
@@ -78,6 +78,13 @@ def two_stage_plan(
         for layers, device, depth in zip(bounds, TWO_DEVICES, in_flight, strict=True)
     )
     return Plan(scenario.name, scenario.model.name, "by hand", schedule, (Pipeline(stages, microbatches),), order=order)
+
+
+def workers_plan(scenario: Scenario, devices: Sequence[str], samples: int, how: Synchronisation) -> Plan:
+    """Return the plan of a worker on each device, which has all layers and ``samples`` samples of a step."""
+    layers = len(scenario.model.layers)
+    pipelines = tuple(Pipeline((Stage(0, layers, (Replica(device),), 1),), (samples,)) for device in devices)
+    return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
 
 
 def _cluster(bandwidth_bps: float, latency_s: float) -> Cluster:

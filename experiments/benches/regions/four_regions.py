@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from experiments.benches.cases import workers_plan
 from experiments.benches.regions.separate_training import MODEL_FILE
 from experiments.benches.simulation.predicted import measured_profile, profile_of
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.profile import TimeTable
@@ -64,26 +65,22 @@ def _trace(seed: int) -> LinkTrace:
 
 def with_measured_times(scenario: Scenario) -> Scenario:
     """Return the scenario with times of the layers that all of its ranks measure at once on this machine."""
-    return replace(scenario, model=measured_profile(scenario, workers_plan(scenario, Synchronisation())))
+    return replace(scenario, model=measured_profile(scenario, plan_by_hand(scenario, Synchronisation())))
 
 
-def workers_plan(scenario: Scenario, how: Synchronisation) -> Plan:
-    """Return the plan of a worker in each region, each with all layers and equally many samples."""
-    layers = len(scenario.model.layers)
-    pipelines = tuple(
-        Pipeline((Stage(0, layers, (Replica(device.name),), 1),), (_SAMPLES,)) for device in scenario.cluster.devices
-    )
-    return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
+def plan_by_hand(scenario: Scenario, how: Synchronisation) -> Plan:
+    """Return the plan of a worker in each region, each with equally many samples."""
+    return workers_plan(scenario, [device.name for device in scenario.cluster.devices], _SAMPLES, how)
 
 
 def best_pipeline(scenario: Scenario) -> Plan:
     """Return the plan with the shortest simulated step among the strategies' pipelines across regions."""
-    found: list[tuple[float, int, Plan]] = []
-    for number, name in enumerate(STRATEGIES):
+    found: list[tuple[float, Plan]] = []
+    for name in STRATEGIES:
         try:
             plan = make_plan(name, scenario)
         except InputError:
             continue
         if len(plan.pipelines) == 1 and len(plan.pipelines[0].stages) > 1:
-            found.append((measure(Simulator().run(scenario, plan, None, 10)).step_s, number, plan))
-    return min(found)[2]
+            found.append((measure(Simulator().run(scenario, plan, None, 10)).step_s, plan))
+    return min(found, key=lambda each: each[0])[1]

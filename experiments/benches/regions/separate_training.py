@@ -13,12 +13,12 @@ from statistics import mean, stdev
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan
+from experiments.benches.cases import TWO_DEVICES, trained_scenario, two_stage_plan, workers_plan
 from experiments.benches.regions.held_out import held_out_loss
 from experiments.benches.result import BenchResult, Row, at_most
 from experiments.benches.simulation.predicted import profile_of
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Device
 from planner.scenario.profile import TimeTable
@@ -98,11 +98,7 @@ def _train(plan_for: Callable[[Scenario], Plan], seed: int, steps: int) -> tuple
 
 def _workers(how: Synchronisation, scenario: Scenario) -> Plan:
     """Return the plan of two workers, each with all layers and half of the samples."""
-    stage = (0, len(scenario.model.layers))
-    pipelines = tuple(
-        Pipeline((Stage(*stage, (Replica(device),), 1),), (_SAMPLES // len(TWO_DEVICES),)) for device in TWO_DEVICES
-    )
-    return Plan(scenario.name, scenario.model.name, "by hand", "1f1b", pipelines, synchronisation=how)
+    return workers_plan(scenario, TWO_DEVICES, _SAMPLES // len(TWO_DEVICES), how)
 
 
 def _two_stages(compression: str, scenario: Scenario) -> Plan:

@@ -12,12 +12,13 @@ from statistics import mean, median, stdev
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from experiments.benches.cases import workers_plan
 from experiments.benches.regions.held_out import held_out_loss
 from experiments.benches.regions.separate_training import HUB, character_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
+from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import worker_steps
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
@@ -145,8 +146,7 @@ def _case(seed: int, steps: int, faults: Sequence[Fault]) -> tuple[Scenario, Pla
     regions = [device.region for device in devices]
     links = tuple(Link(a, b, 1e9, 0.0) for a in regions for b in regions if a != b)
     scenario = replace(scenario, cluster=Cluster(devices, links), model=model, faults=tuple(faults))
-    pipelines = tuple(Pipeline((Stage(0, layers, (Replica(name),), 1),), (_SAMPLES,)) for name in _WORKERS)
-    return scenario, Plan(scenario.name, model.name, "by hand", "1f1b", pipelines, synchronisation=_HOW)
+    return scenario, workers_plan(scenario, _WORKERS, _SAMPLES, _HOW)
 
 
 def course_of(record: RunRecord, faults: Sequence[Fault], loss: float) -> Course:

@@ -25,9 +25,9 @@ from experiments.benches.regions.four_regions import (
     REGIONS,
     STREAMING,
     best_pipeline,
+    plan_by_hand,
     regions_scenario,
     with_measured_times,
-    workers_plan,
 )
 from experiments.benches.regions.held_out import Snapshot, kept_checkpoints, time_to_loss
 from experiments.benches.regions.torch_diloco import END_FILE, PARAMETERS_FILE
@@ -87,9 +87,9 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
         best = plan_to_loss(known, LossGoal(TIME, loss, law)).best
         tell(f"auto, seed {seed}: {_words(best)}")
         plans: dict[str, Plan] = {
-            "allreduce": workers_plan(scenario, Synchronisation()),
+            "allreduce": plan_by_hand(scenario, Synchronisation()),
             "best pipeline": best_pipeline(scenario),
-            "diloco, H = 500": workers_plan(scenario, HAND_SET),
+            "diloco, H = 500": plan_by_hand(scenario, HAND_SET),
             "auto": best.plan,
         }
         for name, plan in plans.items():
@@ -101,7 +101,7 @@ def measure_time_to_loss(quick: bool, tell: Callable[[str], None]) -> BenchResul
             times_s[name].append(to_loss_s if plan is best.plan else min(to_loss_s, trained.end_s))
             rows.append(_row(name, seed, plan, trained, to_loss_s))
             tell(str(rows[-1]))
-        plan = workers_plan(scenario, STREAMING)
+        plan = plan_by_hand(scenario, STREAMING)
         for name, program in (("streaming", train_whole), ("torchft's streaming", train_by_torch)):
             tell(f"{name}, seed {seed}: {_STREAMED_STEPS} steps")
             trained = program(scenario, plan, _STREAMED_STEPS, tell)

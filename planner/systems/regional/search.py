@@ -112,24 +112,22 @@ class _Search:
         """Yield the plan with all settings of outer steps with which it reaches the loss within the limits."""
         if not is_possible(base, self._scenario):
             return
-        layers, paths, law = len(self._scenario.model.layers), ExchangePaths(base, self._scenario), self._goal.law
-        for compression, method in product(law.compressions, (DILOCO, STREAMING)):
+        layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
+        for compression, method in product(self._goal.law.compressions, (DILOCO, STREAMING)):
             for fragments in (1,) if method == DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
                 mode = TrainingMode(method, base.global_batch, len(base.pipelines), fragments, fragments, compression)
                 times = paths.times(outer_settings(mode, 0))
-                for interval, momentum in product(INTERVALS, law.momenta):
+                for interval in INTERVALS:
                     if fragments <= interval:
-                        asked = replace(mode, interval_steps=interval, momentum=momentum)
-                        yield from self._with(base, inner_s, times, asked)
+                        yield from self._with(base, inner_s, times, replace(mode, interval_steps=interval))
 
     def _with(
-        self,
-        base: Plan,
-        inner_s: Sequence[float],
-        times: ExchangeTimes,
-        mode: TrainingMode,
+        self, base: Plan, inner_s: Sequence[float], times: ExchangeTimes, mode: TrainingMode
     ) -> Iterator[LossPlan]:
-        if not self._goal.law.covers(mode):
+        """Yield the plan with the settings of ``mode``, and with every momentum that the law covers."""
+        law = self._goal.law
+        covered = [each for momentum in law.momenta if law.covers(each := replace(mode, momentum=momentum))]
+        if not covered:
             return
         interval, overlap = mode.interval_steps, 0
         if mode.method == STREAMING:
@@ -137,10 +135,12 @@ class _Search:
             slowest_s = max(inner_s)
             needed = ceil(times.longest_s / slowest_s) if slowest_s else 0
             overlap = most_overlap(mode) if self._varies else min(needed, most_overlap(mode))
-        outer = outer_settings(mode, overlap)
-        plan = replace(base, synchronisation=Synchronisation(mode.method, interval_steps=interval, outer=outer))
-        step_s = times.step_s(inner_s, interval, outer)
-        yield from self._able(plan, mode, tuple(inner_s), step_s, times.traffic_price / interval)
+        # Steps take as long with every momentum.
+        step_s = times.step_s(inner_s, interval, outer_settings(mode, overlap))
+        for each in covered:
+            how = Synchronisation(mode.method, interval_steps=interval, outer=outer_settings(each, overlap))
+            plan = replace(base, synchronisation=how)
+            yield from self._able(plan, each, tuple(inner_s), step_s, times.traffic_price / interval)
 
     def over_traces(self, found: Sequence[LossPlan]) -> list[LossPlan]:
         """Return the best plan of each method, interval and number of fragments, with the times over the traces.
