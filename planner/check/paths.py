@@ -28,9 +28,8 @@ def communicating_pairs(plan: Plan, scenario: Scenario) -> Iterator[tuple[str, s
                 yield from _both_ways(combinations(replica.devices, 2))
     for sync in gradient_syncs(plan, scenario):
         for device in sync.devices:
-            for exchange in sync.exchanges(device):
-                if exchange.send_to is not None:
-                    yield device, sync.devices[exchange.send_to]
+            receivers = dict.fromkeys(exchange.send_to for exchange in sync.exchanges(device))
+            yield from ((device, sync.devices[receiver]) for receiver in receivers if receiver is not None)
     if plan.synchronisation.is_decoupled:
         yield from syncer_pairs(plan)
     elif plan.synchronisation.method != "allreduce":

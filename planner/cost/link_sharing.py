@@ -25,11 +25,19 @@ Pair = tuple[str, str]
 def boundary_samples(senders: Stage, receivers: Stage, samples: int) -> dict[Pair, int]:
     """Return how many of a microbatch's ``samples`` each pair (sending device, receiving device) transfers."""
     common = {}
-    for sender, (start, stop) in zip(senders.replicas, senders.intervals(samples), strict=True):
-        for receiver, (other_start, other_stop) in zip(receivers.replicas, receivers.intervals(samples), strict=True):
-            count = min(stop, other_stop) - max(start, other_start)
-            if count > 0 and sender.device != receiver.device:
-                common[sender.device, receiver.device] = count
+    own, other = senders.intervals(samples), receivers.intervals(samples)
+    sender = receiver = 0
+    while sender < len(own) and receiver < len(other):
+        (start, stop), (other_start, other_stop) = own[sender], other[receiver]
+        count = min(stop, other_stop) - max(start, other_start)
+        ends = senders.replicas[sender].device, receivers.replicas[receiver].device
+        if count > 0 and ends[0] != ends[1]:
+            common[ends] = count
+        # Intervals follow one another, so that the one that ends first has no more in common with later ones.
+        if stop <= other_stop:
+            sender += 1
+        else:
+            receiver += 1
     return common
 
 

@@ -1,9 +1,8 @@
 """Orders of actions of a plan, and the change of a plan to another schedule on the same devices."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-
-import numpy as np
+from dataclasses import replace
+from functools import lru_cache
 
 from planner.cost.in_flight import fitting_depths, latency_aware_depths
 from planner.cost.stage import scheduling_problem, scheduling_problems
@@ -20,22 +19,15 @@ def plan_orders(plan: Plan, scenario: Scenario) -> list[Orders]:
     """Return the orders of each pipeline; for the dynamic order, the orders that result at declared rates."""
     if plan.schedule == EXPLICIT:
         return [Orders.from_actions(pipeline.orders) for pipeline in plan.pipelines]
-    made: dict[tuple[object, ...], Orders] = {}
-    orders = []
-    for problem in scheduling_problems(plan, scenario):
-        # Pipelines whose problems are equal have the same orders.
-        columns = (getattr(problem, column.name) for column in fields(problem))
-        key = tuple(each.tobytes() if isinstance(each, np.ndarray) else each for each in columns)
-        if key not in made:
-            made[key] = _make(plan, problem)
-        orders.append(made[key])
-    return orders
+    return [_make(plan.schedule, plan.order, problem) for problem in scheduling_problems(plan, scenario)]
 
 
-def _make(plan: Plan, problem: SchedulingProblem) -> Orders:
-    if plan.order == "dynamic":
-        return dynamic_orders(problem, split=plan.schedule not in WHOLE)
-    return SCHEDULES[plan.schedule](problem)
+# Cached, because pipelines whose problems are equal have the same orders, in a plan and in others.
+@lru_cache(maxsize=256)
+def _make(schedule: str, order: str, problem: SchedulingProblem) -> Orders:
+    if order == "dynamic":
+        return dynamic_orders(problem, split=schedule not in WHOLE)
+    return SCHEDULES[schedule](problem)
 
 
 # Schedules with two stages on every worker, and whether the second stages are placed in reverse order of workers.

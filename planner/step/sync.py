@@ -58,16 +58,16 @@ def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tu
     for device, actor in actors.items():
         for sync in (each for each in syncs if device in each.devices):
             exchanges = sync.exchanges(device)
-            first = len(acting)
+            first, sent_bytes = len(acting), 0
             for action, exchange in enumerate(exchanges, start=first):
                 if exchange.send_to is not None:
                     key = (sync.key, exchange.round, actor, actors[sync.devices[exchange.send_to]])
-                    sent.append((action, key, sync.sent_bytes(exchange), sync.shards))
+                    sent.append((action, key, size_bytes := sync.sent_bytes(exchange), sync.shards))
+                    sent_bytes += size_bytes
                 if exchange.receive_from is not None:
                     source = actors[sync.devices[exchange.receive_from]]
                     waiting[sync.key, exchange.round, source, actor] = action + 1
             acting += [actor] * (len(exchanges) + 1)
-            sent_bytes = sum(sync.sent_bytes(exchange) for exchange in exchanges)
             spans.append(SyncSpan(sync, actor, first, len(acting), sent_bytes))
     return _waiting_actions(acting), _messages([(action, waiting[key], *size) for action, key, *size in sent]), spans
 

@@ -5,7 +5,7 @@ a B.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -65,6 +65,17 @@ class SchedulingProblem:
     activation_bytes: Floats
     weight_bytes: Floats
     capacity_bytes: Floats
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SchedulingProblem) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[object, ...]:
+        columns = (getattr(self, column.name) for column in fields(self))
+        return tuple(each.tobytes() if isinstance(each, np.ndarray) else each for each in columns)
 
     @property
     def stages(self) -> int:

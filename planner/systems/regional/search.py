@@ -7,7 +7,8 @@ momentum that the law covers.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In
-more regions, workers are the quickest regions in their order, for each number of them, and all regions but one.
+more regions, workers are the quickest regions in their order, for each number of them, and all regions but one, with
+the schedule that is the quickest in all regions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,11 +99,9 @@ class _Search:
         if self._scenario.model.tied_layers:
             # Only sums of gradients keep the copies of tied layers equal.
             return
-        for workers in self._worker_sets():
-            for schedule in SCHEDULES:
-                made = side_by_side(workers, self._scenario.training.global_batch, schedule)
-                if made is not None:
-                    yield self._plan(made, schedule), [each.step_s for each in made]
+        for workers, schedules in self._worker_sets():
+            for schedule, made in self._timed(workers, schedules).items():
+                yield self._plan(made, schedule), [each.step_s for each in made]
         for plan in summed_plans:
             if len(plan.pipelines) > 1 and all(replica.tensor_parallel == 1 for replica in plan.replicas):
                 apart = replace(plan, synchronisation=Synchronisation(DILOCO))
@@ -192,20 +191,30 @@ class _Search:
         name = self._scenario.name, self._scenario.model.name
         return Plan(*name, _NAME, schedule, pipelines, synchronisation=Synchronisation(DILOCO))
 
-    def _worker_sets(self) -> Iterator[list[Worker]]:
-        """Yield sets of two workers or more, on different regions."""
+    def _timed(self, workers: Sequence[Worker], schedules: Sequence[str]) -> dict[str, list[TimedPipeline]]:
+        """Return the workers' pipelines by each schedule with which they fit into memory."""
+        batch = self._scenario.training.global_batch
+        made = {schedule: side_by_side(workers, batch, schedule) for schedule in schedules}
+        return {schedule: pipelines for schedule, pipelines in made.items() if pipelines is not None}
+
+    def _worker_sets(self) -> Iterator[tuple[list[Worker], Sequence[str]]]:
+        """Yield sets of two workers or more, on different regions, and the schedules to try."""
         regions = sorted(self._scenario.cluster.regions)
         if len(regions) <= MOST_REGIONS:
             for blocks in _partial_partitions(regions):
                 workers = [self._workers.worker(block) for block in blocks]
                 if len(blocks) > 1 and None not in workers:
-                    yield [worker for worker in workers if worker is not None]
+                    yield [worker for worker in workers if worker is not None], SCHEDULES
             return
         able = [worker for region in regions if (worker := self._workers.worker((region,))) is not None]
         able.sort(key=lambda worker: -worker.samples_per_s)
-        yield from (able[:count] for count in range(2, len(able) + 1))
+        # Each number of samples that a schedule is tried with takes a search of its own.
+        made = self._timed(able, SCHEDULES)
+        quickest = min(made, key=lambda name: max(each.step_s for each in made[name]), default=None)
+        schedules = SCHEDULES if quickest is None else (quickest,)
+        yield from ((able[:count], schedules) for count in range(2, len(able) + 1))
         if len(able) > 2:
-            yield from (able[:index] + able[index + 1 :] for index in range(len(able) - 1))
+            yield from ((able[:index] + able[index + 1 :], schedules) for index in range(len(able) - 1))
 
 
 def _partial_partitions(regions: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
