@@ -1,7 +1,7 @@
 """The backend that runs a plan and a policy in real processes, with the same interface as the simulator."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
 from planner.check import check_plan
 from planner.events.event import EventWriter, in_order, read_event_stream
-from planner.plan.plan import Plan
+from planner.plan.plan import Pipeline, Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
@@ -156,7 +156,7 @@ class TorchBackend:
             driver.end()
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
-                merge_parameters(job, len(devices), self.parameters)
+                merge_parameters(job, len(devices), self.parameters, _separate_pipelines(plan, devices))
             if self.resources is not None:
                 for rank in filter(lambda rank: job.of_rank("resources", rank).exists(), range(len(devices))):
                     shutil.copy(job.of_rank("resources", rank), self.resources)
@@ -206,6 +206,7 @@ class TorchBackend:
             config,
             checkpoints=str(checkpoints.folder.resolve()),
             checkpoint_every=checkpoints.interval_steps,
+            checkpoints_kept=checkpoints.kept,
             first_step=checkpoints.first_step,
             first_sample=_first_sample(checkpoints),
         )
@@ -247,6 +248,19 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
     from executor.recovery.checkpoints import CheckpointFolder
 
     return CheckpointFolder(checkpoints.folder).samples_before(checkpoints.first_step)
+
+
+def _separate_pipelines(plan: Plan, devices: Sequence[str]) -> Mapping[int, Pipeline]:
+    """Return the pipeline of each rank that has parameters of its own, which outer steps move together."""
+    if not plan.synchronisation.has_outer_step:
+        return {}
+    own = {
+        replica.device: pipeline
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+    }
+    return {rank: own[device] for rank, device in enumerate(devices) if device in own}
 
 
 @contextmanager

@@ -2,20 +2,27 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from executor.control.policy_driver import PolicyDriver
 from executor.core.job import JobFolder
 from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.events.event import Event, fault_events
+from planner.plan.plan import Pipeline
 from planner.scenario.faults import LinkOutage
 from planner.scenario.scenario import Scenario
 
 # Bytes of a safetensors file that give the length of its header.
 _LENGTH_BYTES = _ALIGNMENT = 8
 _PIECE_BYTES = 2**24
+# The type of the parameters that pipelines exchange, as safetensors names it. Others are equal in all pipelines.
+_EXCHANGED = "F32"
 
 
 def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
@@ -42,30 +49,37 @@ def other_devices(job: JobFolder, ranks: int) -> str:
     return ", ".join(dict.fromkeys(path.read_text() for path in paths))
 
 
-def merge_parameters(job: JobFolder, ranks: int, target: Path) -> None:
-    """Write a safetensors file with the parameters of all layers, each layer from the highest rank that has it.
+def merge_parameters(
+    job: JobFolder, ranks: int, target: Path, separate: Mapping[int, Pipeline] = MappingProxyType({})
+) -> None:
+    """Write a safetensors file with the parameters of all layers.
 
-    Replicas in a pipeline have equal parameters; pipelines that update asynchronously may have different ones. The
-    files are copied piece by piece, since the parameters together may be larger than the memory of the launcher.
+    Each layer is from the highest rank that has it. Pipelines that train separately have parameters of their own, of
+    which the file has the mean by their samples. The files are read piece by piece, since the parameters together may
+    be larger than the memory of the launcher.
+
+    Args:
+        job: The job, whose ranks have written their parameters.
+        ranks: Number of ranks; ranks that were lost, and not replaced, have no file.
+        target: The file to write.
+        separate: The pipeline of each rank whose pipeline trains separately.
     """
-    found: dict[str, _Tensor] = {}
-    # Ranks that were lost, and not replaced, have no file.
+    found: defaultdict[str, dict[Pipeline | None, _Tensor]] = defaultdict(dict)
     for rank in filter(lambda rank: job.of_rank("parameters", rank).exists(), range(ranks)):
-        found.update(_tensors(job.of_rank("parameters", rank)))
+        for name, tensor in _tensors(job.of_rank("parameters", rank)).items():
+            found[name][separate.get(rank)] = tensor
+    copies = {name: _Copies.of(each) for name, each in sorted(found.items())}
     header, end = {}, 0
-    for name, tensor in sorted(found.items()):
-        header[name] = {**tensor.description, "data_offsets": [end, end + tensor.size_bytes]}
-        end += tensor.size_bytes
+    for name, each in copies.items():
+        header[name] = {**each.first.description, "data_offsets": [end, end + each.first.size_bytes]}
+        end += each.first.size_bytes
     text = json.dumps(header).encode()
     # The format asks for data that begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % _ALIGNMENT)
     with target.open("wb") as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-        for _, tensor in sorted(found.items()):
-            with tensor.path.open("rb") as source:
-                source.seek(tensor.start)
-                for left in range(tensor.size_bytes, 0, -_PIECE_BYTES):
-                    file.write(source.read(min(left, _PIECE_BYTES)))
+        for each in copies.values():
+            file.writelines(each.pieces())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,41 @@ class _Tensor:
     description: dict[str, Any]
     start: int
     size_bytes: int
+
+    def pieces(self, piece_bytes: int) -> Iterator[bytes]:
+        """Yield its bytes, so many at a time."""
+        with self.path.open("rb") as source:
+            source.seek(self.start)
+            for left in range(self.size_bytes, 0, -piece_bytes):
+                yield source.read(min(left, piece_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """A tensor in the files of pipelines that train separately, or of one rank, with their weights in the mean."""
+
+    tensors: Sequence[_Tensor]
+    weights: Sequence[int]
+
+    @classmethod
+    def of(cls, found: Mapping[Pipeline | None, _Tensor]) -> "_Copies":
+        if None in found:
+            # Of a rank that has the common parameters.
+            return cls([found[None]], [1])
+        return cls(list(found.values()), [pipeline.samples for pipeline in found if pipeline is not None])
+
+    @property
+    def first(self) -> _Tensor:
+        return self.tensors[0]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of the mean; of equal tensors it is exact."""
+        if len(self.tensors) == 1 or self.first.description["dtype"] != _EXCHANGED:
+            yield from self.first.pieces(_PIECE_BYTES)
+            return
+        for same in zip(*(tensor.pieces(_PIECE_BYTES) for tensor in self.tensors), strict=True):
+            values = [np.frombuffer(each, np.float32) for each in same]
+            yield np.average(values, axis=0, weights=self.weights).astype(np.float32).tobytes()
 
 
 def _tensors(path: Path) -> dict[str, _Tensor]:

@@ -53,6 +53,11 @@ _STEP = struct.Struct("q")
 _DOCUMENTS = ("scenario", "plan", "config")
 
 
+# The newest two checkpoints may be incomplete, since devices that train together are at most one checkpoint apart, and
+# another one may be damaged.
+CHECKPOINTS_KEPT = 4
+
+
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """How the workers run a job.
@@ -71,6 +76,7 @@ class RunConfig:
         checkpoints_mark: Content of a file in that folder, by which each rank checks that its folder is the same; see
             `CheckpointFolder.check_held`.
         checkpoint_every: Number of steps between two checkpoints; 0 writes none.
+        checkpoints_kept: Number of the newest checkpoints that are kept.
         attempt: Folder on the head for rows and losses, which outlives the job (executor/control/attempts.py); empty in
             a job without checkpoints, and on other hosts.
         first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
@@ -94,6 +100,7 @@ class RunConfig:
     checkpoints: str = ""
     checkpoints_mark: str = ""
     checkpoint_every: int = 0
+    checkpoints_kept: int = CHECKPOINTS_KEPT
     attempt: str = ""
     first_step: int = 0
     first_sample: int = 0
@@ -142,11 +149,13 @@ class CheckpointConfig:
 
     Attributes:
         first_step: The first step of the run: the step of the checkpoint from which the run resumes, or 0.
+        kept: Number of the newest checkpoints that are kept.
     """
 
     folder: Path
     interval_steps: int
     first_step: int = 0
+    kept: int = CHECKPOINTS_KEPT
 
 
 class JobFolder:

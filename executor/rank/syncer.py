@@ -286,7 +286,7 @@ class Syncer:
             parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
             samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
             folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
-            folder.drop_old(config.run.first_step, checkpoint)
+            folder.drop_old(config.run.first_step, checkpoint, config.run.checkpoints_kept)
         except Exception as error:
             self._give_up(error)
 

@@ -113,7 +113,7 @@ class Checkpointing:
                 folder.write(self._device, part)
                 if 0 in layers and part.share.index == 0:
                     written = min(self._slowest(part.pipelines, part.step), self._first_unheard())
-                    folder.drop_old(self._run.first_step, written)
+                    folder.drop_old(self._run.first_step, written, self._run.checkpoints_kept)
                 self._written.release()
         except Exception as error:
             self._failed(error)

@@ -43,10 +43,6 @@ from planner.scenario.scenario import WEIGHT_INDEX, Scenario
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
-# Number of checkpoints to keep: the newest two may be incomplete, since devices that train together are at most one
-# checkpoint apart, and another one may be damaged.
-_KEPT = 4
-
 _LOCK, _MARK = "lock", "mark"
 
 
@@ -133,14 +129,14 @@ class CheckpointFolder:
             raise InputError("there is no complete checkpoint", where=str(self._place(step)), valid="resume again")
         return headers[0].samples_before
 
-    def drop_old(self, first: int, written: float) -> None:
-        """Remove all but the newest `_KEPT` checkpoints up to step ``written``.
+    def drop_old(self, first: int, written: float, kept: int) -> None:
+        """Remove all but the newest ``kept`` checkpoints up to step ``written``.
 
         There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.
 
         The checkpoint of the run's first step, ``first``, is kept too: a process that replaces a lost one reads it.
         """
-        for step in [step for step in self.steps if step <= written][:-_KEPT]:
+        for step in [step for step in self.steps if step <= written][:-kept]:
             if step != first:
                 self.drop(step)
 

@@ -1,16 +1,18 @@
 """Exports trained weights of a model of transformers, in the files and with the names that transformers reads."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 
-from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.checkpoints import Checkpoint, CheckpointFolder
 from executor.training.flat_state import model_state
 from executor.training.models.loading import load_model
+from planner.files.plan import parse_plan
 from planner.scenario.scenario import HuggingFaceCode, Scenario
 from traces.common.errors import InputError
 
@@ -44,16 +46,67 @@ def checkpoint_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[s
 
 def newest_parameters(folder: Path, scenario: Scenario) -> tuple[int, dict[str, torch.Tensor]]:
     """Return the same of any model; raises as `checkpoint_parameters` does, but not for models of other kinds."""
+    layers, state = _layers(scenario)
+    found = CheckpointFolder(folder).newest(state, lambda _: None)
+    return found.step, StoredParameters.of(found, layers).mean
+
+
+def parameters_by_step(folder: Path, scenario: Scenario) -> "Iterator[StoredParameters]":
+    """Yield the parameters in each checkpoint of a run that has ended, in the order of steps."""
+    layers, state = _layers(scenario)
+    checkpoints = CheckpointFolder(folder)
+    return (StoredParameters.of(checkpoints.of_step(step, state), layers) for step in checkpoints.steps)
+
+
+def _layers(scenario: Scenario) -> tuple[Sequence[nn.Module], tuple[str, ...]]:
+    """Return the layers of a scenario's model without memory, and what the state of each consists of."""
     assert scenario.code is not None, "only a model with code has checkpoints"
     with torch.device("meta"):
         layers = load_model(scenario.code, scenario.training.seed).layers
-    optimizer = scenario.training.optimizer.name
-    found = CheckpointFolder(folder).newest(model_state(layers, optimizer), lambda _: None)
+    return layers, model_state(layers, scenario.training.optimizer.name)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredParameters:
+    """The parameters in a checkpoint, by the names ``LAYER.PARAMETER``.
+
+    Attributes:
+        step: The first step after the checkpoint.
+        own: The parameters of each pipeline that trains separately; otherwise those that all pipelines have, once.
+        samples: The samples of a step of each of them.
+    """
+
+    step: int
+    own: Sequence[dict[str, torch.Tensor]]
+    samples: Sequence[int]
+
+    @classmethod
+    def of(cls, found: Checkpoint, layers: Sequence[nn.Module]) -> "StoredParameters":
+        """Read them; ``layers`` are those of the model."""
+        each = (found, *found.others)
+        samples = [pipeline.samples for pipeline in parse_plan(found.plan).pipelines]
+        return cls(found.step, [_parameters(one, layers) for one in each], samples[: len(each)])
+
+    @property
+    def mean(self) -> dict[str, torch.Tensor]:
+        """The mean of the pipelines' parameters by their samples, which of equal ones is exact."""
+        first, *others = self.own
+        if not others:
+            return first
+        weights = torch.tensor(self.samples, dtype=torch.float64)
+        mean = {}
+        for name, tensor in first.items():
+            same = torch.stack([one[name] for one in self.own]).to(torch.float64)
+            mean[name] = (torch.tensordot(weights, same, dims=1) / weights.sum()).to(tensor.dtype)
+        return mean
+
+
+def _parameters(checkpoint: Checkpoint, layers: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     parameters: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(layers):
-        state = found.tensors(index)
+        state = checkpoint.tensors(index)
         parameters |= {f"{index}.{name}": state[name] for name, _ in layer.named_parameters()}
-    return found.step, parameters
+    return parameters
 
 
 def export_model(scenario: Scenario, parameters: Mapping[str, torch.Tensor], folder: Path) -> list[Path]:

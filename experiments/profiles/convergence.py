@@ -1,8 +1,8 @@
 """The verb ``ropebridge profile convergence``: short real runs by several methods, and the law of their losses.
 
 Workers are processes of this machine. Each finished run is written to the file at once, so that the same command goes
-on after it was interrupted. The loss is the mean over the samples of a step, each computed by its own worker before the
-update.
+on after it was interrupted. The loss is that of the parameters which a run would write, the mean of its workers', on
+samples that no run has had, the same ones for all runs. It is measured after some of the steps, which exchanges follow.
 """
 
 import hashlib
@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 
 from executor.backend import TorchBackend
+from executor.core.job import CheckpointConfig
+from executor.recovery.export import parameters_by_step
 from experiments.profiles.model_config import rising_numbers
+from experiments.profiles.unseen_loss import UnseenSamples
 from experiments.runs.scenario import choose_scenario
 from planner.check import check_plan
 from planner.files.documents import plain
@@ -27,17 +30,20 @@ from planner.files.training import CONVERGENCE_VERSION, ConvergenceEntry, LossRu
 from planner.plan.microbatches import even_cut
 from planner.plan.outer_step import OUTER_COMPRESSIONS
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
+from planner.runs.convergence_fit import FIRST_SHARE, LossCurve, fit_law, held_out_errors
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.convergence import CONFIDENCE, SHAPE, TERMS, LossLaw, TrainingMode
 from planner.scenario.effects import Effects
 from planner.scenario.scenario import Scenario
 from planner.systems.regional.loss_plan import most_overlap, outer_settings
-from traces.common.atomic import check_place, write_text_atomically
+from traces.common.atomic import check_place, scratch_folder, write_text_atomically
 from traces.common.errors import InputError, find_by_name
 
 _ALLREDUCE, _STREAMING = "allreduce", "diloco-streaming"
 _FRAGMENTS = 2
+
+# About how many losses of a run are measured, and on how many samples, as a multiple of the global batch.
+_MEASURED, _UNSEEN_BATCHES = 10, 8
 
 # Share of this machine's memory that the workers of a run may take together by the plan's check. The rest is left for
 # Python and torch in each process, and for whatever else runs here.
@@ -95,7 +101,8 @@ def profile_convergence(config: ConvergenceConfig, output: Path, as_json: bool, 
     cases = list(_cases(config, scenario))
     _refuse_too_large(scenario, cases)
     task = _task(scenario, config.steps)
-    runs = _kept(output, task)
+    runs, batch = _kept(output, task), scenario.training.global_batch
+    unseen: UnseenSamples | None = None
     for number, case in enumerate(cases):
         if case in runs:
             continue
@@ -105,8 +112,8 @@ def profile_convergence(config: ConvergenceConfig, output: Path, as_json: bool, 
             f"{mode.interval_steps} steps, compression {mode.compression}, outer momentum {mode.momentum:g}, "
             f"seed {case.seed}"
         )
-        curve = curve_of(mode, _losses(scenario, case, config.steps))
-        runs[case] = curve
+        unseen = unseen or UnseenSamples(scenario, config.steps * batch, _UNSEEN_BATCHES * batch)
+        runs[case] = _curve(scenario, case, config.steps, unseen)
         # Until all runs are there, the file has no law.
         _write(output, scenario, task, runs, None)
     curves = list(runs.values())
@@ -157,9 +164,19 @@ def _momentum(text: str) -> float:
     return value
 
 
-def _losses(scenario: Scenario, case: _Case, steps: int) -> tuple[float, ...]:
+def _curve(scenario: Scenario, case: _Case, steps: int, unseen: UnseenSamples) -> LossCurve:
     alone, plan = _alone(scenario, case)
-    return TorchBackend("real", emulator="none", on_this_device=True).run(alone, plan, None, steps).losses
+    interval = case.mode.interval_steps
+    every = interval * max(1, round(steps / _MEASURED / interval))
+    losses = {}
+    with scratch_folder() as folder:
+        checkpoints = CheckpointConfig(folder, every, kept=steps // every + 1)
+        backend = TorchBackend("real", emulator="none", on_this_device=True, checkpoints=checkpoints)
+        backend.run(alone, plan, None, steps)
+        for stored in parameters_by_step(folder, scenario):
+            if stored.step >= FIRST_SHARE * steps:
+                losses[stored.step] = unseen.loss(stored.mean)
+    return LossCurve(case.mode, tuple(losses), tuple(losses.values()))
 
 
 def _refuse_too_large(scenario: Scenario, cases: Iterable[_Case]) -> None:

@@ -168,7 +168,7 @@ class TrainingEntry:
     compressions: tuple[Annotated[str, WithJsonSchema({"enum": list(COMPRESSIONS)})], ...] = ("none",)
 
 
-CONVERGENCE_VERSION = 2
+CONVERGENCE_VERSION = 3
 
 # Values of `planner.scenario.convergence.SHAPE` and `TERMS`, and one for each of at most so many knots.
 _COUNT, _MOST_KNOTS = len(SHAPE + TERMS), 100

@@ -28,12 +28,11 @@ _WIDENED = 3.0
 # Deviation of the corrections of the power law, logarithm of the loss.
 _CORRECTION = 0.05
 
-# The fit takes this many losses of a run, at equal ratios of steps, after this share of the run: what outer steps cost
-# changes in a run, and losses to come are more like the late ones. Together they count as one: the losses of a run go
-# up and down together.
-POINTS, FIRST_SHARE = 8, 0.3
-# Each is the mean over the last of the steps so far, by this share of them.
-_WINDOW = 0.2
+# The losses of a run that the fit takes begin after this share of it: what outer steps cost changes in a run, and
+# losses to come are more like the late ones. Together they count as one: they go up and down together.
+FIRST_SHARE = 0.3
+# Number of places between the first and the last of them at which the power law is corrected.
+_KNOTS = 8
 
 _LEAST_NOISE, _ROUNDS = 1e-4, 4
 
@@ -54,17 +53,6 @@ class LossCurve:
     mode: TrainingMode
     steps: tuple[int, ...]
     losses: tuple[float, ...]
-
-
-def curve_of(mode: TrainingMode, step_losses: Sequence[float]) -> LossCurve:
-    """Return `POINTS` points of a run, means of ``step_losses``, one for each step, over the steps around them."""
-    count = len(step_losses)
-    first = max(1, math.ceil(FIRST_SHARE * count))
-    windows: dict[int, float] = {}
-    for end in np.geomspace(first, count, POINTS).tolist():
-        start, stop = math.floor((1 - _WINDOW) * end), round(end)
-        windows[(start + 1 + stop) // 2] = float(np.mean(step_losses[start:stop]))
-    return LossCurve(mode, tuple(windows), tuple(windows.values()))
 
 
 def fit_law(curves: Sequence[LossCurve], source: str, count: int = DRAWS) -> LossLaw:
@@ -132,8 +120,8 @@ def _prior(curves: Sequence[LossCurve]) -> tuple[Floats, Floats]:
     batch = max(curve.mode.global_batch for curve in curves)
     shape = (math.log(lowest / 2), math.log(lowest / 2), math.log(_EXPONENT), -math.log(10 * batch))
     assert len(shape) == len(SHAPE)
-    mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE), *([0.0] * POINTS)])
-    return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE), *([_CORRECTION] * POINTS)])
+    mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE), *([0.0] * _KNOTS)])
+    return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE), *([_CORRECTION] * _KNOTS)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +152,7 @@ class _Points:
             steps,
             np.repeat(np.arange(len(curves)), counts),
             reference,
-            np.linspace(ends.min(), ends.max(), POINTS),
+            np.linspace(ends.min(), ends.max(), _KNOTS),
         )
 
     def residuals(self, parameters: Floats) -> Floats:

