@@ -249,7 +249,7 @@ class ConvergenceEntry:
         law: The law that was fitted to them; null until all runs that were asked for have finished.
     """
 
-    version: Literal[2]
+    version: Literal[3]
     model: str
     task: str
     global_batch: Positive

@@ -19,9 +19,9 @@ from planner.scenario.convergence import (
 )
 from traces.common.errors import InputError
 
-# Wide priors of the logarithms of the shape: the floor is a half of the lowest loss, the exponent a third, the critical
-# batch ten times the largest one. Means are found from the runs; these are standard deviations.
-_DEVIATIONS = (1.0, 1.0, 0.7, 2.0)
+# Wide priors of the shape: the floor is a half of the lowest loss, the exponent a third, the critical batch ten times
+# the largest one, and the price does not grow. Means are found from the runs; these are standard deviations.
+_DEVIATIONS = (1.0, 1.0, 0.7, 2.0, 0.5)
 _EXPONENT = 0.35
 # Short runs of small models differ by so much more from published prices than these differ from each other.
 _WIDENED = 3.0
@@ -118,7 +118,7 @@ def _prior(curves: Sequence[LossCurve]) -> tuple[Floats, Floats]:
     """Return mean and deviation of the prior of each parameter."""
     lowest = min(min(curve.losses) for curve in curves)
     batch = max(curve.mode.global_batch for curve in curves)
-    shape = (math.log(lowest / 2), math.log(lowest / 2), math.log(_EXPONENT), -math.log(10 * batch))
+    shape = (math.log(lowest / 2), math.log(lowest / 2), math.log(_EXPONENT), -math.log(10 * batch), 0.0)
     assert len(shape) == len(SHAPE)
     mean = np.array([*shape, *(each for each, _ in PRIOR_PRICE), *([0.0] * _KNOTS)])
     return mean, np.array([*_DEVIATIONS, *(_WIDENED * each for _, each in PRIOR_PRICE), *([_CORRECTION] * _KNOTS)])

@@ -39,7 +39,7 @@ PRIOR_PRICE = tuple((_IN_SAMPLES * mean, _IN_SAMPLES * deviation) for mean, devi
 # Chinchilla (arXiv 2203.15556), in nats per token.
 _FLOOR, _OF_SIZE, _SIZE_EXPONENT, _OF_TOKENS, _TOKENS_EXPONENT = 1.8172, 482.01, 0.3478, 2085.43, 0.3658
 # Standard deviations of the logarithms of the law's shape, when another task is taken for theirs; ours.
-_SHAPE_DEVIATION = (0.03, 0.1, 0.03, 0.5)
+_SHAPE_DEVIATION = (0.03, 0.1, 0.03, 0.5, 0.0)
 _CRITICAL_TOKENS = 2_000_000
 
 
@@ -56,6 +56,8 @@ def published_law(parameters: int, tokens_of_a_sample: int) -> LossLaw:
         math.log(_OF_TOKENS * reference**-_TOKENS_EXPONENT),
         math.log(_TOKENS_EXPONENT),
         math.log(tokens_of_a_sample / _CRITICAL_TOKENS),
+        # Without knots the price does not grow.
+        0.0,
     )
     mean = (*shape, *(each for each, _ in PRIOR_PRICE))
     deviations = (*_SHAPE_DEVIATION, *(deviation for _, deviation in PRIOR_PRICE))

@@ -14,8 +14,10 @@ from tests.helpers.processes.command import ropebridge
 LAW: dict[str, Any] = {
     "source": "40 runs",
     "reference_samples": 1000.0,
-    "mean": [0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, 0.004, 0.0, 0.0, 0.0, 0.0, 0.0],
-    "draws": [[0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.01, each, 0.0, 0.0, 0.0, 0.0, 0.0] for each in (0.002, 0.006)],
+    "mean": [0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.0, 0.01, 0.004, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "draws": [
+        [0.0, 0.0, math.log(0.5), -50.0, 0.0, 0.0, 0.01, each, 0.0, 0.0, 0.0, 0.0, 0.0] for each in (0.002, 0.006)
+    ],
     "methods": ["diloco"],
     "compressions": ["none"],
     "most_interval": 50,
@@ -24,7 +26,7 @@ LAW: dict[str, Any] = {
     "momenta": [0.9],
     "knots": [],
 }
-FILE: dict[str, Any] = {"version": 2, "model": "tiny", "task": "", "global_batch": 8, "runs": [], "law": LAW}
+FILE: dict[str, Any] = {"version": 3, "model": "tiny", "task": "", "global_batch": 8, "runs": [], "law": LAW}
 GOAL = ("--strategy", "auto", "--objective", "time-to-loss", "--loss")
 
 

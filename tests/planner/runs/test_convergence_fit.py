@@ -17,7 +17,7 @@ MODES = [
     TrainingMode("allreduce", BATCH),
     *(TrainingMode("diloco", BATCH, workers, every) for workers in (2, 4, 8) for every in (5, 20, 50)),
 ]
-MEAN = (math.log(1.1), math.log(0.9), math.log(0.4), math.log(1 / 500), 0.04, 0.2, 0.04, 0.0, 0.0, 0.0, 0.0, 0.0)
+MEAN = (math.log(1.1), math.log(0.9), math.log(0.4), math.log(1 / 500), 0.0, 0.04, 0.2, 0.04, 0.0, 0.0, 0.0, 0.0, 0.0)
 TRUE = LossLaw(
     "made up",
     1e4,
@@ -51,6 +51,20 @@ def test_steps_are_the_inverse_of_the_loss() -> None:
         assert steps.expected == pytest.approx(300)
         # Without uncertainty the interval is a point.
         assert (steps.least, steps.most, steps.share) == pytest.approx((300, 300, 1))
+
+
+def test_steps_are_the_inverse_of_the_loss_also_where_the_price_grows() -> None:
+    """Before, between and after the knots, the last of which is at 20,000 samples."""
+    mean = (*MEAN[:4], 0.4, *MEAN[5:], *[0.0] * 3)
+    law = replace(TRUE, mean=mean, draws=(mean,), knots=(math.log(0.2), 0.0, math.log(2.0)))
+    for mode in MODES:
+        for count in (40, 300, 3000):
+            assert law.steps_to(law.loss(mode, count), mode).expected == pytest.approx(count, rel=1e-3)
+    prices = [
+        law.steps_to(loss, MODES[-1]).expected / law.steps_to(loss, MODES[0]).expected for loss in (2.4, 2.0, 1.6)
+    ]
+    assert prices == sorted(prices)
+    assert prices[0] < 0.9 * prices[-1]
 
 
 def test_outer_steps_cost_as_many_times_the_steps_as_their_price_for_every_loss() -> None:

@@ -31,7 +31,7 @@ LAYERS, SAMPLE_S = 4, 0.03
 
 def law(per_worker: float = 0.01, per_interval: float = 0.01) -> LossLaw:
     """Losses of 1 + (samples / 1000)^-0.5, without uncertainty."""
-    shape = (0.0, 0.0, math.log(0.5), -50.0)
+    shape = (0.0, 0.0, math.log(0.5), -50.0, 0.0)
     mean = (*shape, 0.0, per_worker, per_interval, 0.0, 0.0, 0.0, 0.0, 0.0)
     return LossLaw("a made-up law", 1000.0, mean, (mean,), ("diloco", "diloco-streaming"), ("none",), 100, 8)
 
