@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from executor.core.job import CHECKPOINTS_KEPT
 from executor.recovery.checkpoint_file import DamagedError, Part, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from planner.scenario.scenario import WEIGHT_INDEX
@@ -141,7 +142,7 @@ def test_old_ones_go(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in range(5, 40, 5):
         write_whole(folder, step)
-        folder.drop_old(first=5, written=step)
+        folder.drop_old(first=5, written=step, kept=CHECKPOINTS_KEPT)
     assert folder.steps == [5, 20, 25, 30, 35]
 
 
@@ -150,7 +151,7 @@ def test_what_a_run_that_went_back_writes_again_stays(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for step in (*range(5, 40, 5), 10, 15):
         write_whole(folder, step)
-        folder.drop_old(first=5, written=step)
+        folder.drop_old(first=5, written=step, kept=CHECKPOINTS_KEPT)
         assert step in folder.steps
     assert folder.steps == [5, 10, 15, 20, 25, 30, 35]
 

@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
+from executor.recovery.export import newest_parameters, parameters_by_step
 from planner.check import check_plan
 from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
-from tests.helpers.processes.separate import train_separately
+from tests.helpers.processes.separate import Separate, train_separately
 from tests.helpers.processes.training import MODELS, hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.strategies.manual_transport import Pipelines
 from tests.helpers.strategies.scripted_policy import Scripted
@@ -172,7 +173,7 @@ def hybrid(every: int, outer: OuterStep) -> tuple[Scenario, Plan]:
 def run(
     scenario: Scenario, plan: Plan, folder: Path, steps: int, checkpoints: CheckpointConfig | None = None
 ) -> tuple[RunRecord, dict[str, torch.Tensor]]:
-    """The record, and the parameters of the last pipeline."""
+    """The record, and the parameters that the run has written."""
     target = folder / "parameters.safetensors"
     record = TorchBackend("real", parameters=target, checkpoints=checkpoints).run(scenario, plan, None, steps)
     return record, load_file(target)
@@ -188,7 +189,27 @@ def test_replicas_and_stages_form_a_worker(every: int, outer: OuterStep, tmp_pat
     record, parameters = run(scenario, plan, tmp_path, 9)
     expected = train_separately(scenario, plan, 9)
     assert record.losses == pytest.approx(expected.losses, rel=1e-5)
-    torch.testing.assert_close(parameters, dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
+    torch.testing.assert_close(parameters, mean_of(expected), rtol=1e-5, atol=TOLERANCE)
+
+
+def mean_of(trained: Separate) -> dict[str, torch.Tensor]:
+    """The mean of the two pipelines, which have equally many samples."""
+    one, other = trained.parameters
+    return {name: (value + other[name]) / 2 for name, value in one.items()}
+
+
+def test_each_checkpoint_has_the_parameters_of_all_workers(tmp_path: Path) -> None:
+    """No exchange is under way after steps 3 and 5; what is exported is the mean."""
+    scenario, plan = hybrid(2, OuterStep())
+    run(scenario, plan, tmp_path, 5, CheckpointConfig(tmp_path / "checkpoints", 3))
+    stored = {each.step: each for each in parameters_by_step(tmp_path / "checkpoints", scenario)}
+    assert stored.keys() == {3, 5}
+    for step, each in stored.items():
+        expected = train_separately(scenario, plan, step)
+        for own, parameters in zip(each.own, expected.parameters, strict=True):
+            torch.testing.assert_close(own, dict(parameters), rtol=1e-5, atol=TOLERANCE)
+        torch.testing.assert_close(each.mean, mean_of(expected), rtol=1e-5, atol=TOLERANCE)
+    assert_equal(newest_parameters(tmp_path / "checkpoints", scenario)[1], stored[5].mean)
 
 
 def rented(plan: Plan, *names: tuple[str, ...]) -> Plan:
