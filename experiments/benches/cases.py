@@ -67,7 +67,12 @@ def trained_scenario(model: ModelProfile, code: ModelCode, samples: int, rule: O
 
 
 def two_stage_plan(
-    scenario: Scenario, schedule: str, microbatches: tuple[int, ...], in_flight: tuple[int, int], order: str
+    scenario: Scenario,
+    schedule: str,
+    microbatches: tuple[int, ...],
+    in_flight: tuple[int, int],
+    order: str,
+    devices: Sequence[str] = TWO_DEVICES,
 ) -> Plan:
     """Return a plan of one pipeline with two stages, each of half of the model's layers."""
     layers = len(scenario.model.layers)
@@ -75,7 +80,7 @@ def two_stage_plan(
     bounds = ((0, middle), (middle, layers))
     stages = tuple(
         Stage(*layers, (Replica(device),), depth)
-        for layers, device, depth in zip(bounds, TWO_DEVICES, in_flight, strict=True)
+        for layers, device, depth in zip(bounds, devices, in_flight, strict=True)
     )
     return Plan(scenario.name, scenario.model.name, "by hand", schedule, (Pipeline(stages, microbatches),), order=order)
 

@@ -116,7 +116,7 @@ def bench(
             "--count",
             min=1,
             max=MOST,
-            help="Number of random cases, clusters, courses, trials or strangers; busy: minutes.",
+            help="Number of random cases, clusters, courses, trials or strangers; busy: minutes; diloco: seeds.",
         ),
     ] = None,
     seed: Annotated[

@@ -44,7 +44,7 @@ from traces.common.errors import InputError, find_by_name
 Bench = Callable[[bool, Callable[[str], None]], BenchResult]
 
 # Benches that take a number of cases, and those that also take the seed of the first one or of the draw.
-COUNTED = {"busy": measure_busy, "strangers": measure_strangers}
+COUNTED = {"busy": measure_busy, "diloco": measure_separate_training, "strangers": measure_strangers}
 SEEDED = {
     "adaptation": measure_adaptation,
     "clusters": measure_clusters,
@@ -57,7 +57,6 @@ BENCHES: Mapping[str, Bench] = {
     **SEEDED,
     "accuracy": measure_accuracy,
     "data": measure_data,
-    "diloco": measure_separate_training,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "jobs": measure_jobs,

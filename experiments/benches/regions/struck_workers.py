@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from experiments.benches.cases import workers_plan
 from experiments.benches.regions.held_out import held_out_loss
-from experiments.benches.regions.separate_training import HUB, character_scenario
+from experiments.benches.regions.separate_training import HUB, KIND, character_scenario
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import worker_steps
 from planner.runs.record import RunRecord
-from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.faults import Absence, Fault, Hang
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
@@ -133,19 +132,13 @@ def _train(seed: int, steps: int, faults: Sequence[Fault]) -> Course:
 
 
 def _case(seed: int, steps: int, faults: Sequence[Fault]) -> tuple[Scenario, Plan]:
-    scenario = character_scenario(seed, steps, len(_WORKERS) * _SAMPLES)
+    scenario = character_scenario(_WORKERS, seed, steps, len(_WORKERS) * _SAMPLES)
     layers = len(scenario.model.layers)
     # A third of the step each for forward, input gradients and weight gradients, over all layers and samples.
     each_s = _STEP_S / 3 / layers / _SAMPLES
     table = TimeTable((1,), (each_s,), (each_s,), (each_s,))
-    model = replace(
-        scenario.model, layers=tuple(replace(layer, times={"worker": table}) for layer in scenario.model.layers)
-    )
-    names = (*_WORKERS, HUB)
-    devices = tuple(Device(name, "worker", f"region-{name}", 2**36) for name in names)
-    regions = [device.region for device in devices]
-    links = tuple(Link(a, b, 1e9, 0.0) for a in regions for b in regions if a != b)
-    scenario = replace(scenario, cluster=Cluster(devices, links), model=model, faults=tuple(faults))
+    timed = tuple(replace(layer, times={KIND: table}) for layer in scenario.model.layers)
+    scenario = replace(scenario, model=replace(scenario.model, layers=timed), faults=tuple(faults))
     return scenario, workers_plan(scenario, _WORKERS, _SAMPLES, _HOW)
 
 
