@@ -350,7 +350,7 @@ class Session:
         common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
         if how.has_outer_step:
             device, outer = self._config.device, self._context.outer
-            return OuterUpdates(plan, edges, device, run.first_step, run.steps, *common, outer)
+            return OuterUpdates(plan, edges, device, run.first_step, run.steps, *common, outer, run.adapts)
         exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
         return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None
 

@@ -3,7 +3,8 @@
 After the step that an exchange follows, the first replica of each stage sends its pseudo-gradients to the other
 pipelines, without waiting. Before the step that comes ``overlap_steps`` steps after the next one, it waits for those of
 the others, takes the outer step, and sends the other replicas of the stage their new parameters. With an overlap of 0
-this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken.
+this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken, and so
+they are before the step with which the interval or the overlap changes.
 """
 
 from collections import defaultdict
@@ -22,8 +23,8 @@ from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
-from planner.plan.outer_step import FragmentExchanges
-from planner.plan.plan import Plan, Stage
+from planner.plan.outer_step import FragmentSchedule
+from planner.plan.plan import Plan, Stage, Synchronisation
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
 
@@ -39,6 +40,7 @@ class OuterUpdates(WithoutGradients):
         first_step: The first step of the run.
         steps: Number of the step after the last one.
         restored: The outer state of layers before ``first_step``, from a checkpoint; by layer.
+        may_change: Whether later plans may have another interval and overlap.
     """
 
     plan: InitVar[Plan]
@@ -52,16 +54,18 @@ class OuterUpdates(WithoutGradients):
     _clock: RunClock
     _recorder: EventRecorder
     restored: InitVar[Mapping[int, LayerTensors]]
+    may_change: bool = False
 
     def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, LayerTensors]) -> None:
-        how = plan.synchronisation
-        self._settings = how.outer
-        self._overlap_steps = how.outer.overlap_steps
+        how = self._how = plan.synchronisation
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = [
-            FragmentExchanges.of(how.interval_steps, how.outer, fragment, self._first_step)
+            FragmentSchedule(how.interval_steps, how.outer, fragment, self._first_step)
             for fragment in range(len(self._fragments))
         ]
+        # The step with which interval and overlap change, and the exchanges from it on.
+        self._change: tuple[int, Synchronisation] | None = None
+        self._settled_before = self._first_step - how.outer.overlap_steps - 1
         self._assign(plan)
         own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
         self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
@@ -75,11 +79,13 @@ class OuterUpdates(WithoutGradients):
         self._received: list[Update] = []
         common = (self._steps - 1, self._transport, self._clock, self._recorder)
         self._messages = UpdateMessages(self._device, edges, self._exchanges.__getitem__, *common)
-        self._messages.expect_before(self._steps)
+        if not self.may_change:
+            self._messages.expect_before(self._steps)
 
     def set_plan(self, step: int, plan: Plan) -> None:
         """Replace the plan from ``step`` on by another one with the same first replicas of stages."""
         self._assign(plan)
+        self._change = (step, plan.synchronisation)
 
     def _assign(self, plan: Plan) -> None:
         own = [
@@ -100,8 +106,10 @@ class OuterUpdates(WithoutGradients):
         It is minus infinity if there is none.
         """
         self._messages.hold_last(step)
-        ready_s = self._messages.wait_before(step - self._overlap_steps)
-        self._take_outer_steps(step)
+        self._messages.expect_before(step + 1)
+        settled_s = self._settle(step)
+        ready_s = max(settled_s, self._messages.wait_before(step - self._overlap_steps))
+        self._take_outer_steps(step - self._overlap_steps - 1, step)
         self._messages.note_arrivals(step, self._first_step)
         return ready_s
 
@@ -122,14 +130,13 @@ class OuterUpdates(WithoutGradients):
         Returns:
             False: the optimizer has nothing to apply.
         """
-        self._messages.wait_before(self._steps)
-        for step in range(self._steps, self._steps + self._overlap_steps + 1):
-            self._take_outer_steps(step)
+        self._take_all(self._steps)
         self._messages.publish()
         return False
 
     def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""
+        self._settle(step)
         self._messages.wait_before(step)
         for sent in range(step - self._overlap_steps - 1, step):
             self._average(sent)
@@ -142,9 +149,39 @@ class OuterUpdates(WithoutGradients):
         """Return the fragments that are exchanged after a step."""
         return [fragment for fragment, exchanges in enumerate(self._exchanges) if exchanges.follows(step)]
 
-    def _take_outer_steps(self, step: int) -> None:
-        """Take the outer steps before a step; the messages must have arrived."""
-        sent = step - self._overlap_steps - 1
+    @property
+    def _overlap_steps(self) -> int:
+        return self._how.outer.overlap_steps
+
+    def _settle(self, step: int) -> float:
+        """If interval or overlap change with a step, take all outer steps that are under way.
+
+        Returns:
+            The run second at which the last message for them arrived; minus infinity if there is none.
+        """
+        if self._change is None or self._change[0] != step:
+            return float("-inf")
+        (_, how), self._change = self._change, None
+        ready_s = float("-inf")
+        if (how.interval_steps, how.outer.overlap_steps) != (self._how.interval_steps, self._overlap_steps):
+            ready_s = self._take_all(step)
+            for exchanges in self._exchanges:
+                exchanges.change(step, how.interval_steps)
+            self._settled_before = step
+        self._how = how
+        return ready_s
+
+    def _take_all(self, step: int) -> float:
+        """Take all outer steps of exchanges before a step; return when the last message for them arrived."""
+        ready_s = self._messages.wait_before(step)
+        for sent in range(max(self._settled_before, step - self._overlap_steps - 1), step):
+            self._take_outer_steps(sent, step)
+        return ready_s
+
+    def _take_outer_steps(self, sent: int, step: int) -> None:
+        """Take the outer steps of the exchanges after step ``sent``, before ``step``; messages must have arrived."""
+        if sent < self._settled_before:
+            return
         self._average(sent)
         for fragment in self._exchanged_after(sent):
             for layer in self._led(fragment):
@@ -219,7 +256,7 @@ class OuterUpdates(WithoutGradients):
         return self._compute.flat_parameters(first_layer, end_layer, self._elements(first_layer, end_layer))
 
     def _packed_bytes(self, layer: int) -> int:
-        return self._settings.packed_bytes(self._elements(layer, layer + 1))
+        return self._how.outer.packed_bytes(self._elements(layer, layer + 1))
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES

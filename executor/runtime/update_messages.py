@@ -19,7 +19,7 @@ from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
-from planner.plan.outer_step import FragmentExchanges
+from planner.plan.outer_step import FragmentSchedule
 
 # Header of an update: the number of the receiver's steps whose updates the sender had applied when it began the first
 # step of the update.
@@ -145,7 +145,7 @@ class UpdateMessages:
         self,
         device: str,
         edges: Sequence[UpdateEdge],
-        exchanges: Callable[[int], Exchanges | FragmentExchanges],
+        exchanges: Callable[[int], Exchanges | FragmentSchedule],
         last_step: int,
         transport: Transport,
         clock: RunClock,

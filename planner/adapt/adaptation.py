@@ -237,13 +237,15 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
 
     The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
     can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
-    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness,
-    except with outer steps.
+    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness or,
+    of outer steps, the overlap; but not where pipelines take steps at their own speed.
     """
-    before = old.synchronisation
-    if new.synchronisation.interval_steps != before.interval_steps and not before.has_outer_step:
-        intervals = {name: getattr(new.synchronisation, name) for name in ("interval_steps", "staleness_bound")}
-        old = replace(old, synchronisation=replace(before, **intervals))
+    before, after = old.synchronisation, new.synchronisation
+    if not before.is_decoupled:
+        outer = replace(before.outer, overlap_steps=after.outer.overlap_steps)
+        bound = before.staleness_bound if after.interval_steps == before.interval_steps else after.staleness_bound
+        changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=outer)
+        old = replace(old, synchronisation=changed)
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
     return kept and _first_holders(old) == _first_holders(new)
 

@@ -5,6 +5,7 @@ parameters and its own. In the outer step every pipeline moves the common parame
 pseudo-gradients, with the same result, and goes on from there. The state of the inner optimizer stays where it is.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 # Which layers form a fragment: neighbours, or every n-th layer.
@@ -157,9 +158,53 @@ class FragmentExchanges:
         number = exchange + self._since_start(self.first_step)
         return self.first_after + number * self.interval_steps - 1
 
-    def steps_of(self, count: int) -> int:
-        """Return the number of this run's steps whose progress the first ``count`` exchanges contain."""
-        return self.last_step(count - 1) + 1 - self.first_step if count else 0
-
     def _since_start(self, step: int) -> int:
         return max(0, (step - self.first_after) // self.interval_steps + 1)
+
+
+class FragmentSchedule:
+    """The exchanges of one fragment in a run whose interval may change between two steps.
+
+    Each interval has the exchanges that a run has which trains with it from the start. Before the step with which
+    another one begins, pipelines take all outer steps that are under way.
+
+    Args:
+        interval_steps: The first interval.
+        outer: Settings of the outer step, whose number of fragments stays.
+        fragment: Number of the fragment.
+        first_step: Number of the run's first step.
+    """
+
+    def __init__(self, interval_steps: int, outer: OuterStep, fragment: int, first_step: int = 0) -> None:
+        self._outer, self._fragment, self._first_step = outer, fragment, first_step
+        self._parts = [FragmentExchanges.of(interval_steps, outer, fragment, first_step)]
+        # Number of exchanges before each part.
+        self._numbers = [0]
+
+    def change(self, step: int, interval_steps: int) -> None:
+        """Begin another interval before a step, which is later than that of the last change."""
+        last = self._parts[-1]
+        if interval_steps != last.interval_steps:
+            self._numbers.append(self._numbers[-1] + last.before(step))
+            self._parts.append(FragmentExchanges.of(interval_steps, self._outer, self._fragment, step))
+
+    def before(self, step: int) -> int:
+        """Return the number of exchanges that follow the steps before ``step``, of this run."""
+        part = self._part(step)
+        return self._numbers[part] + self._parts[part].before(step)
+
+    def follows(self, step: int) -> bool:
+        """Return whether an exchange follows a step of training, which may be one before this run."""
+        return self._parts[self._part(step)].follows(step)
+
+    def last_step(self, exchange: int) -> int:
+        """Return the step that an exchange of this run follows."""
+        part = bisect_right(self._numbers, exchange) - 1
+        return self._parts[part].last_step(exchange - self._numbers[part])
+
+    def steps_of(self, count: int) -> int:
+        """Return the number of this run's steps whose progress the first ``count`` exchanges contain."""
+        return self.last_step(count - 1) + 1 - self._first_step if count else 0
+
+    def _part(self, step: int) -> int:
+        return max(0, bisect_right(self._parts, step, key=lambda each: each.first_step) - 1)

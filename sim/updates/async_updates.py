@@ -17,7 +17,7 @@ from operator import attrgetter
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
-from planner.plan.outer_step import FragmentExchanges
+from planner.plan.outer_step import FragmentSchedule
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 
@@ -43,11 +43,14 @@ class AsyncUpdates:
     def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, steps: int) -> None:
         self.edges = edges
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
-        self._exchanges: list[Exchanges | FragmentExchanges] = [self._all_at_once for _ in edges]
-        if synchronisation.has_outer_step:
-            how = (synchronisation.interval_steps, synchronisation.outer)
-            self._exchanges = [FragmentExchanges.of(*how, edge.fragment) for edge in edges]
-        self._bound = _bound(synchronisation)
+        how = (synchronisation.interval_steps, synchronisation.outer)
+        self._fragments = [FragmentSchedule(*how, each) for each in range(how[1].fragments)]
+        self._exchanges: list[Exchanges | FragmentSchedule] = [
+            self._fragments[edge.fragment] if synchronisation.has_outer_step else self._all_at_once for edge in edges
+        ]
+        self._interval, self._bound = synchronisation.interval_steps, _bound(synchronisation)
+        # The step before which pipelines take all outer steps that are under way, since their interval changes.
+        self._settles = -1
         self._actors: Sequence[str] = ()
         # Numbers of the edges by the actor that sends, and by the one that receives.
         self._outgoing: dict[int, list[int]] = {}
@@ -77,7 +80,12 @@ class AsyncUpdates:
             self._outgoing[number[edge.sender]].append(index)
             self._incoming[number[edge.receiver]].append(index)
         self._free_s = list(self._departed_s)
-        self._bound = _bound(synchronisation)
+        if synchronisation.has_outer_step:
+            if step and (synchronisation.interval_steps, _bound(synchronisation)) != (self._interval, self._bound):
+                self._settles = step
+            for fragment in self._fragments:
+                fragment.change(step, synchronisation.interval_steps)
+        self._interval, self._bound = synchronisation.interval_steps, _bound(synchronisation)
         sent = self._all_at_once.before(step)
         self._all_at_once.change(step, synchronisation.interval_steps)
         if synchronisation.has_outer_step or self._all_at_once.before(step) == sent:
@@ -140,7 +148,7 @@ class AsyncUpdates:
             return 0.0
         latest_s = 0.0
         for edge in self._incoming.get(actor, ()):
-            exchanges = self._exchanges[edge].before(step - self._bound)
+            exchanges = self._exchanges[edge].before(step - (0 if step == self._settles else self._bound))
             if exchanges:
                 if len(self._arrivals_s[edge]) < exchanges:
                     return None

@@ -1,5 +1,6 @@
 """DiLoCo and Streaming DiLoCo: against training in one process, and where they must equal other methods."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from executor.recovery.export import newest_parameters, parameters_by_step
 from planner.check import check_plan
+from planner.events.event import UPDATE_ACTION, EventKind
 from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
+from sim.simulator import Simulator
 from tests.helpers.processes.separate import Separate, train_separately
 from tests.helpers.processes.training import MODELS, hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.strategies.manual_transport import Pipelines
@@ -237,6 +240,58 @@ def test_replicas_come_and_go_between_outer_steps(tmp_path: Path) -> None:
     expected = train_separately(scenario, plan, 9)
     assert record.losses == pytest.approx(expected.losses, rel=1e-5)
     torch.testing.assert_close(load_file(target), dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
+
+
+def test_interval_and_overlap_change_between_two_steps(tmp_path: Path) -> None:
+    """Outer steps that are under way are taken first; the simulator sends the same messages, also with replicas."""
+    scenario, plan = hybrid(4, OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5))
+    later = {3: changed(plan, 2, 0), 6: changed(plan, 6, 3), 11: changed(plan, 3, 1)}
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 18)
+    firsts = [decision.first_step for decision in record.decisions]
+    assert firsts == [5, 8, 13]
+    changes = {first: each.synchronisation for first, each in zip(firsts, later.values(), strict=True)}
+    expected = train_separately(scenario, plan, 18, changes)
+    assert record.losses == pytest.approx(expected.losses, rel=1e-5)
+    torch.testing.assert_close(load_file(target), mean_of(expected), rtol=1e-5, atol=TOLERANCE)
+    simulated = Simulator().run(scenario, plan, Scripted(later), 18)
+    assert updates_sent(record) == updates_sent(simulated)
+    # After every 4th step, from step 5 on every 2nd, from 8 on every 6th, from 13 on every 3rd; of both fragments.
+    assert {step for *_, step, _ in updates_sent(record)} == {1, 3} | {5, 6, 7} | {8, 11} | {14, 15, 17}
+
+
+def changed(plan: Plan, every: int, overlap: int) -> Plan:
+    """The plan with another interval and overlap."""
+    how = replace(plan.synchronisation, interval_steps=every)
+    return replace(plan, synchronisation=replace(how, outer=replace(how.outer, overlap_steps=overlap)))
+
+
+def updates_sent(record: RunRecord) -> list[tuple[str, str | None, int, int]]:
+    """The messages with pseudo-gradients, in the order of each pair of devices."""
+    found = [
+        (event.device, event.peer, event.step, event.size_bytes)
+        for event in record.events
+        if event.kind is EventKind.SEND and event.action == UPDATE_ACTION
+    ]
+    return sorted(found, key=lambda each: each[:2])
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_a_checkpoint_after_its_interval_changed(step: int, tmp_path: Path) -> None:
+    """Also from the step with which it changes, before which outer steps are under way."""
+    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", density=0.5))
+    folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
+    checkpoints = CheckpointConfig(folder, 1, kept=12)
+    backend = TorchBackend("real", parameters=target, checkpoints=checkpoints)
+    whole = backend.run(scenario, plan, Scripted({3: changed(plan, 3, 1)}), 11)
+    assert [decision.first_step for decision in whole.decisions] == [5]
+    expected = load_file(target)
+    for newer in (each for each in folder.glob("**/step-*") if int(each.name[5:]) > step):
+        shutil.rmtree(newer)
+    assert resumption(folder, scenario, 11, print) == (step, changed(plan, 3, 1))
+    rest, found = run(scenario, changed(plan, 3, 1), tmp_path, 11, CheckpointConfig(folder, 3, step))
+    assert rest.losses == whole.losses[step:]
+    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("first_steps", [5, pytest.param(6, marks=pytest.mark.slow)])

@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from executor.training.models.loading import load_model
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import optimizer_of, samples_at
 
@@ -30,8 +31,13 @@ def fragment_of(layer: int, layers: int, outer: OuterStep) -> int:
     return max(each for each in range(outer.fragments) if each * layers // outer.fragments <= layer)
 
 
-def train_separately(scenario: Scenario, plan: Plan, steps: int) -> Separate:
-    """Train every pipeline by itself in one process, and take the outer steps with `torch.optim.SGD`."""
+def train_separately(
+    scenario: Scenario, plan: Plan, steps: int, changes: Mapping[int, Synchronisation] = MappingProxyType({})
+) -> Separate:
+    """Train every pipeline by itself in one process, and take the outer steps with `torch.optim.SGD`.
+
+    With the steps of ``changes`` other intervals and overlaps begin, after all outer steps that are under way.
+    """
     assert scenario.code is not None
     training, how, outer = scenario.training, plan.synchronisation, plan.synchronisation.outer
     model = load_model(scenario.code, training.seed)
@@ -53,7 +59,7 @@ def train_separately(scenario: Scenario, plan: Plan, steps: int) -> Separate:
     losses = []
 
     def take_outer_steps(before: int) -> None:
-        for due, fragment, means in [each for each in pending if each[0] <= before]:
+        for due, fragment, means in sorted([each for each in pending if each[0] <= before], key=lambda each: each[:2]):
             own = [each for index in fragments[fragment] for each in common[index].parameters()]
             for parameter, mean in zip(own, means, strict=True):
                 parameter.grad = mean
@@ -68,6 +74,9 @@ def train_separately(scenario: Scenario, plan: Plan, steps: int) -> Separate:
             pending.remove((due, fragment, means))
 
     for step in range(steps):
+        if step in changes:
+            take_outer_steps(steps + outer.overlap_steps)
+            how, outer = changes[step], changes[step].outer
         take_outer_steps(step)
         inputs, targets = samples_at(model, step * plan.global_batch, plan.global_batch, training)
         first, total = 0, 0.0
