@@ -18,7 +18,10 @@ STRATEGIES = (
     *("adaptdl", "dapple", "ddp", "gpipe", "greedy", "hetpipe", "lb-bsp", "megatron", "pipedream", "zb-h1-equal"),
 )
 SCHEDULES = (*("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v"), *("compact-zb", "portfolio", "optimal"))
-POLICIES = (*("none", "auto", "depth", "deepcee", "cannikin", "cloudless"), *("asteroid-replay", "heavy-rescheduling"))
+POLICIES = (
+    *("none", "auto", "depth", "deepcee", "cannikin", "cloudless"),
+    *("asteroid-replay", "heavy-rescheduling", "streaming"),
+)
 # Strategies whose plans a backtest compares policies with. All sum gradients in every step, as policies need it.
 RIVALS = ("auto", "deepcee", "asteroid", "megatron", "pipedream")
 # Largest numbers that options take: more overflows somewhere, or starts more than any machine can run.

@@ -28,6 +28,7 @@ from planner.systems.cloudless.policy import CloudlessPolicy
 from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
+from planner.systems.regional.policy import StreamingPolicy
 from planner.systems.user_code import call_in_time, limit_of, load_function
 from traces.common.errors import InputError, find_by_name, shown
 
@@ -61,6 +62,7 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
     "deepcee": DeepceePolicy,
     "depth": DepthPolicy,
     "heavy-rescheduling": HeavyRescheduling,
+    "streaming": StreamingPolicy,
 }
 
 
