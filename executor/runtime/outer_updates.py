@@ -174,7 +174,7 @@ class OuterUpdates(WithoutGradients):
     def _take_all(self, step: int) -> float:
         """Take all outer steps of exchanges before a step; return when the last message for them arrived."""
         ready_s = self._messages.wait_before(step)
-        for sent in range(max(self._settled_before, step - self._overlap_steps - 1), step):
+        for sent in range(step - self._overlap_steps - 1, step):
             self._take_outer_steps(sent, step)
         return ready_s
 

@@ -138,15 +138,18 @@ def _train(case: _Case, seed: int, steps: int) -> tuple[float, float]:
 
 def _workers(how: Synchronisation, scenario: Scenario) -> Plan:
     """Return the plan of a worker on each device but the hub, each with all layers and equally many samples."""
-    names = [device.name for device in scenario.cluster.devices if device.name != HUB]
+    names = _trainers(scenario)
     return workers_plan(scenario, names, _SAMPLES // len(names), how)
 
 
 def _two_stages(compression: str, scenario: Scenario) -> Plan:
     """Return the plan of one pipeline with half of the layers on each device."""
-    names = [device.name for device in scenario.cluster.devices if device.name != HUB]
-    plan = two_stage_plan(scenario, "1f1b", (_SAMPLES // 4,) * 4, (2, 1), "scheduled", names)
+    plan = two_stage_plan(scenario, "1f1b", (_SAMPLES // 4,) * 4, (2, 1), "scheduled", _trainers(scenario))
     return replace(plan, compression=compression)
+
+
+def _trainers(scenario: Scenario) -> list[str]:
+    return [device.name for device in scenario.cluster.devices if device.name != HUB]
 
 
 def character_scenario(

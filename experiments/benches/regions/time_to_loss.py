@@ -37,12 +37,11 @@ from experiments.profiles.convergence import ConvergenceConfig, profile_converge
 from experiments.profiles.unseen_loss import UnseenSamples
 from planner.files.resolved_scenario import write_resolved_scenario
 from planner.files.training import read_convergence
-from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.event_totals import step_ends_s
-from planner.scenario.convergence import LossLaw, TrainingMode
+from planner.scenario.convergence import LossLaw
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.loss_plan import TIME, LossGoal, LossPlan
+from planner.systems.regional.loss_plan import TIME, LossGoal, LossPlan, mode_of
 from planner.systems.regional.search import plan_to_loss
 from traces.common.atomic import scratch_folder
 
@@ -182,12 +181,8 @@ def _snapshot_every(steps: int) -> int:
 
 def _steps(law: LossLaw, plan: Plan, loss: float) -> int:
     """Return the number of steps of a run, a multiple of those between two snapshots."""
-    how = plan.synchronisation
-    workers = len(plan.pipelines) if how.has_outer_step else 1
-    outer = how.outer if how.has_outer_step else OuterStep()
-    settings = (outer.fragments, outer.compression, outer.momentum)
-    mode = TrainingMode(how.method, plan.global_batch, workers, how.interval_steps, *settings)
-    steps = max(_MORE * law.steps_to(loss, mode).expected, _LEAST_INTERVALS * how.interval_steps)
+    least = _LEAST_INTERVALS * plan.synchronisation.interval_steps
+    steps = max(_MORE * law.steps_to(loss, mode_of(plan)).expected, least)
     return _SNAPSHOTS * ceil(steps / _SNAPSHOTS)
 
 

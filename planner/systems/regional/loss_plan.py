@@ -89,6 +89,15 @@ class FoundPlan:
     summed: LossPlan | None
 
 
+def mode_of(plan: Plan) -> TrainingMode:
+    """Return how a plan trains, for the law."""
+    how, outer = plan.synchronisation, plan.synchronisation.outer
+    if not how.has_outer_step:
+        return TrainingMode(how.method, plan.global_batch)
+    settings = (outer.fragments, outer.compression, outer.momentum)
+    return TrainingMode(how.method, plan.global_batch, len(plan.pipelines), how.interval_steps, *settings)
+
+
 def most_overlap(mode: TrainingMode) -> int:
     """Return the most steps between sending a fragment and the outer step: a quarter of the interval.
 

@@ -18,11 +18,10 @@ from math import inf
 from planner.adapt.interval_search import IntervalSearch
 from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
-from planner.scenario.convergence import TrainingMode
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.observed_paths import learn_slowdowns
-from planner.systems.regional.loss_plan import STREAMING, most_overlap
+from planner.systems.regional.loss_plan import STREAMING, mode_of, most_overlap
 from planner.systems.regional.search import INTERVALS
 
 
@@ -42,7 +41,7 @@ class StreamingPolicy:
         if how.method != STREAMING or observation.gone:
             return None
         learn_slowdowns(self._slowdown, observation, self._scenario)
-        mode = TrainingMode(how.method, plan.global_batch, len(plan.pipelines), how.interval_steps, how.outer.fragments)
+        mode = mode_of(plan)
         if self._search is None:
             # An interval of one step has no overlap.
             self._search = IntervalSearch([each for each in INTERVALS if max(2, mode.fragments) <= each <= self._most])
