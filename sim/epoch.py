@@ -113,7 +113,8 @@ class EpochRun:
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
         self._unseen: list[StepRun] = []
         self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
-        first = updates.begin_epoch(epoch.first_step, plan.synchronisation, actors, epoch.ready_at_s)
+        edges = update_edges(plan, scenario)
+        first = updates.begin_epoch(epoch.first_step, edges, plan.synchronisation, actors, epoch.ready_at_s)
         self._send_updates(first)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])

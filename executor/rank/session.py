@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -346,11 +347,12 @@ class Session:
         run, how = self._config.run, plan.synchronisation
         if how.is_decoupled:
             return self._decoupled_updates(transport, plan)
-        edges = update_edges(plan, self._config.scenario)
+        edges_of = partial(update_edges, scenario=self._config.scenario)
         common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
         if how.has_outer_step:
             device, outer = self._config.device, self._context.outer
-            return OuterUpdates(plan, edges, device, run.first_step, run.steps, *common, outer, run.adapts)
+            return OuterUpdates(plan, edges_of, device, run.first_step, run.steps, *common, outer, run.adapts)
+        edges = edges_of(plan)
         exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
         return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None
 

@@ -64,7 +64,7 @@ class PipelineUpdates:
         self._assign(plan)
         self._last = self._exchanges.steps - 1
         self._sent = 0
-        common = (self._last, self._transport, self._clock, self._recorder)
+        common = (self._exchanges.first_step, self._last, self._transport, self._clock, self._recorder)
         self._messages = UpdateMessages(self._device, edges, lambda fragment: self._exchanges, *common)
         # Gradients of the steps since the last exchange, by layers.
         self._sums: dict[tuple[int, int], torch.Tensor] = {}
@@ -102,7 +102,7 @@ class PipelineUpdates:
             ready_s = self._messages.wait_before(step - self._staleness_bound)
         if self._averages:
             self._average(self._take(self._stop(step)), step)
-        self._messages.note_arrivals(step, self._exchanges.first_step)
+        self._messages.note_arrivals(step)
         return ready_s
 
     def settles(self, step: int) -> bool:

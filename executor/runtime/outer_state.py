@@ -61,16 +61,18 @@ class OuterState:
             else:
                 self._layers[layer] = _Layer(parameters(layer).parameters())
 
+    def use(self, settings: OuterStep) -> None:
+        """Go on with other settings; no pseudo-gradient may be under way."""
+        self._settings = settings
+
     def pack(self, layer: int) -> torch.Tensor:
         """Return a layer's pseudo-gradient as it is sent, a one-dimensional uint8 tensor."""
         settings, own = self._settings, self._layers[layer]
         values = own.common - self._parameters(layer).parameters()
-        if settings.is_lossless:
-            return pack_layer(settings, values)
         if own.left_out is not None:
             values += own.left_out * settings.feedback
         packed = pack_layer(settings, values)
-        own.left_out = values - unpack_layer(settings, packed, values.numel())
+        own.left_out = None if settings.is_lossless else values - unpack_layer(settings, packed, values.numel())
         return packed
 
     def average(self, layer: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]) -> None:
@@ -177,6 +179,10 @@ class NoOuterState:
     def __init__(self, settings: OuterStep, elements: Callable[[int], int]) -> None:
         self._settings = settings
         self._elements = elements
+
+    def use(self, settings: OuterStep) -> None:
+        """Go on with other settings, as `OuterState.use`."""
+        self._settings = settings
 
     def pack(self, layer: int) -> torch.Tensor:
         """Return zeros."""

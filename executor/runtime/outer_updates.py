@@ -4,11 +4,11 @@ After the step that an exchange follows, the first replica of each stage sends i
 pipelines, without waiting. Before the step that comes ``overlap_steps`` steps after the next one, it waits for those of
 the others, takes the outer step, and sends the other replicas of the stage their new parameters. With an overlap of 0
 this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken, and so
-they are before the step with which the interval or the overlap changes.
+they are before a step with which the settings of the exchanges change.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -23,8 +23,8 @@ from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
-from planner.plan.outer_step import FragmentSchedule
-from planner.plan.plan import Plan, Stage, Synchronisation
+from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
+from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
 
@@ -36,15 +36,15 @@ class OuterUpdates(WithoutGradients):
     Args:
         plan: The first plan, whose samples are the weights of the mean; later ones have the same first replicas of
             stages, which exchange pseudo-gradients.
-        edges: Every pair of devices between which pseudo-gradients are sent, with the layers.
+        edges: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
         first_step: The first step of the run.
         steps: Number of the step after the last one.
         restored: The outer state of layers before ``first_step``, from a checkpoint; by layer.
-        may_change: Whether later plans may have another interval and overlap.
+        may_change: Whether later plans may have other settings of the exchanges.
     """
 
     plan: InitVar[Plan]
-    edges: InitVar[Sequence[UpdateEdge]]
+    _edges: Callable[[Plan], Sequence[UpdateEdge]]
     _device: str
     _first_step: int
     _steps: int
@@ -56,36 +56,40 @@ class OuterUpdates(WithoutGradients):
     restored: InitVar[Mapping[int, LayerTensors]]
     may_change: bool = False
 
-    def __post_init__(self, plan: Plan, edges: Sequence[UpdateEdge], restored: Mapping[int, LayerTensors]) -> None:
-        how = self._how = plan.synchronisation
-        self._fragments = how.outer.fragment_runs(len(self._model.layers))
-        self._exchanges = [
-            FragmentSchedule(how.interval_steps, how.outer, fragment, self._first_step)
-            for fragment in range(len(self._fragments))
-        ]
-        # The step with which interval and overlap change, and the exchanges from it on.
-        self._change: tuple[int, Synchronisation] | None = None
-        self._settled_before = self._first_step - how.outer.overlap_steps - 1
+    def __post_init__(self, plan: Plan, restored: Mapping[int, LayerTensors]) -> None:
+        outer = plan.synchronisation.outer
+        # The plan of a later step, and the step.
+        self._change: tuple[int, Plan] | None = None
+        self._settled_before = self._first_step - outer.overlap_steps - 1
         self._assign(plan)
         own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
         self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
         self._state: OuterState | NoOuterState
         if isinstance(self._compute, PacedCompute):
-            self._state = NoOuterState(how.outer, lambda layer: self._elements(layer, layer + 1))
+            self._state = NoOuterState(outer, lambda layer: self._elements(layer, layer + 1))
         else:
-            self._state = OuterState(how.outer, lambda layer: self._parameters(layer, layer + 1), own, restored)
+            self._state = OuterState(outer, lambda layer: self._parameters(layer, layer + 1), own, restored)
         # This rank's pseudo-gradients as they were sent, by layer, until the outer step.
         self._own: dict[int, torch.Tensor] = {}
         self._received: list[Update] = []
-        common = (self._steps - 1, self._transport, self._clock, self._recorder)
-        self._messages = UpdateMessages(self._device, edges, self._exchanges.__getitem__, *common)
+        self._exchanges: Sequence[FragmentExchanges] = ()
+        self._begin_part(self._first_step, plan)
         if not self.may_change:
             self._messages.expect_before(self._steps)
+
+    def _begin_part(self, step: int, plan: Plan) -> None:
+        """Begin the exchanges of a plan with a step before which no pseudo-gradient is under way."""
+        how = self._how = plan.synchronisation
+        self._fragments = how.outer.fragment_runs(len(self._model.layers))
+        self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
+        common = (step, self._steps - 1, self._transport, self._clock, self._recorder)
+        self._messages = UpdateMessages(self._device, self._edges(plan), self._exchanges.__getitem__, *common)
+        self._state.use(how.outer)
 
     def set_plan(self, step: int, plan: Plan) -> None:
         """Replace the plan from ``step`` on by another one with the same first replicas of stages."""
         self._assign(plan)
-        self._change = (step, plan.synchronisation)
+        self._change = (step, plan)
 
     def _assign(self, plan: Plan) -> None:
         own = [
@@ -105,12 +109,12 @@ class OuterUpdates(WithoutGradients):
 
         It is minus infinity if there is none.
         """
+        settled_s = self._settle(step)
         self._messages.hold_last(step)
         self._messages.expect_before(step + 1)
-        settled_s = self._settle(step)
         ready_s = max(settled_s, self._messages.wait_before(step - self._overlap_steps))
         self._take_outer_steps(step - self._overlap_steps - 1, step)
-        self._messages.note_arrivals(step, self._first_step)
+        self._messages.note_arrivals(step)
         return ready_s
 
     def finish(self, step: int, now_s: float) -> None:
@@ -154,21 +158,19 @@ class OuterUpdates(WithoutGradients):
         return self._how.outer.overlap_steps
 
     def _settle(self, step: int) -> float:
-        """If interval or overlap change with a step, take all outer steps that are under way.
+        """If the settings of exchanges change with a step, take all outer steps that are under way.
 
         Returns:
             The run second at which the last message for them arrived; minus infinity if there is none.
         """
         if self._change is None or self._change[0] != step:
             return float("-inf")
-        (_, how), self._change = self._change, None
-        ready_s = float("-inf")
-        if (how.interval_steps, how.outer.overlap_steps) != (self._how.interval_steps, self._overlap_steps):
-            ready_s = self._take_all(step)
-            for exchanges in self._exchanges:
-                exchanges.change(step, how.interval_steps)
-            self._settled_before = step
-        self._how = how
+        (_, plan), self._change = self._change, None
+        if plan.synchronisation.exchange_settings == self._how.exchange_settings:
+            return float("-inf")
+        ready_s = self._take_all(step)
+        self._settled_before = step
+        self._begin_part(step, plan)
         return ready_s
 
     def _take_all(self, step: int) -> float:

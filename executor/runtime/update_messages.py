@@ -19,10 +19,10 @@ from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
-from planner.plan.outer_step import FragmentSchedule
+from planner.plan.outer_step import FragmentExchanges
 
-# Header of an update: the number of the receiver's steps whose updates the sender had applied when it began the first
-# step of the update.
+# Header of an update: the number of the receiver's first step whose update the sender had not applied when it began the
+# first step of the update.
 HEADER = struct.Struct("q")
 
 # Number of receives posted ahead: while one update arrives, gloo's notice of the next receive travels to the sender.
@@ -131,13 +131,14 @@ class IncomingUpdates:
 
 
 class UpdateMessages:
-    """The updates that one rank sends to other pipelines, and those that it receives.
+    """The updates that one rank sends to other pipelines from a step on, and those that it receives.
 
     The staleness of updates is that of `sim.updates.async_updates`.
 
     Args:
         edges: Every pair of devices between which updates are sent, with the layers.
         exchanges: After which steps updates are sent, by fragment of the model.
+        first_step: The first step with these exchanges.
         last_step: The last step of the run.
     """
 
@@ -145,21 +146,22 @@ class UpdateMessages:
         self,
         device: str,
         edges: Sequence[UpdateEdge],
-        exchanges: Callable[[int], Exchanges | FragmentSchedule],
+        exchanges: Callable[[int], Exchanges | FragmentExchanges],
+        first_step: int,
         last_step: int,
         transport: Transport,
         clock: RunClock,
         recorder: EventRecorder,
     ) -> None:
         self._exchanges = exchanges
-        self._last = last_step
+        self._first, self._last = first_step, last_step
         self._transport = transport
         self._clock = clock
         self._recorder = recorder
         self.outgoing = [edge for edge in edges if edge.sender == device]
         self.incoming = [IncomingUpdates(edge, partial(self._post, edge)) for edge in edges if edge.receiver == device]
         self._publish_last: Callable[[], None] = lambda: None
-        # By fragment and device of another pipeline: of how many steps its updates had arrived when the present
+        # By fragment and device of another pipeline: its first step whose update had not arrived when the present
         # interval began.
         self._known: dict[tuple[int, str], int] = {}
         self._ended_s: list[float] = []
@@ -186,15 +188,15 @@ class UpdateMessages:
         counts = [(each, self._exchanges(each.edge.fragment).before(step)) for each in self.incoming]
         return max((each.wait_for(count) for each, count in counts), default=float("-inf"))
 
-    def note_arrivals(self, step: int, first_step: int) -> None:
+    def note_arrivals(self, step: int) -> None:
         """Note what has arrived of each sender whose interval begins with ``step``, for the headers of messages."""
         arrived: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         for each in self.incoming:
             fragment = each.edge.fragment
-            if step == first_step or self._exchanges(fragment).follows(step - 1):
+            if step == self._first or self._exchanges(fragment).follows(step - 1):
                 arrived[fragment, each.edge.sender].append(each.arrived)
         for (fragment, sender), counts in arrived.items():
-            self._known[fragment, sender] = self._exchanges(fragment).steps_of(min(counts))
+            self._known[fragment, sender] = self._exchanges(fragment).end_of(min(counts))
 
     def end_step(self, now_s: float) -> None:
         """Note the run second at which a step has ended."""
@@ -202,7 +204,7 @@ class UpdateMessages:
 
     def send(self, edge: UpdateEdge, step: int, values: torch.Tensor, now_s: float) -> None:
         """Send the update of the steps up to ``step``, without waiting."""
-        known = self._known.get((edge.fragment, edge.receiver), 0)
+        known = self._known.get((edge.fragment, edge.receiver), self._first)
         header = torch.frombuffer(bytearray(HEADER.pack(known)), dtype=torch.uint8)
         payload = torch.cat([header, values.view(torch.uint8)])
         assert payload.numel() == HEADER.size + edge.size_bytes, (edge, payload.numel())
@@ -221,7 +223,7 @@ class UpdateMessages:
             edge, arrived_s = update.edge, update.arrived_s
             step = self._exchanges(edge.fragment).last_step(update.exchange)
             place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
-            staleness = bisect_right(self._ended_s, arrived_s) - update.known
+            staleness = self._first + bisect_right(self._ended_s, arrived_s) - update.known
             times_s = (arrived_s, max(now_s, arrived_s))
             self._recorder.log(Event(EventKind.UPDATE, *place, "", *times_s, edge.size_bytes, staleness))
 

@@ -38,8 +38,8 @@ _REFUSALS = {"Symlink loop": 2, "can't start new thread": 1}
 START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and deploy", "Data", "Measure"
 
 BENCHES = (
-    *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "executor", "faults", "fidelity", "jobs"),
-    *("planner", "profile", "recovery", "regions", "regret", "report", "schedules"),
+    *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "exchanges", "executor", "faults", "fidelity"),
+    *("jobs", "planner", "profile", "recovery", "regions", "regret", "report", "schedules"),
     *("simulator", "strangers", "sweep", "workers"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.

@@ -18,6 +18,7 @@ from experiments.benches.faults.busy import measure_busy
 from experiments.benches.faults.faults import measure_faults
 from experiments.benches.faults.slowing import measure_strangers
 from experiments.benches.fidelity.fidelity import measure_fidelity
+from experiments.benches.fidelity.outer_steps import measure_outer_steps
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.clusters import measure_clusters
 from experiments.benches.planning.planner import measure_planner
@@ -57,6 +58,7 @@ BENCHES: Mapping[str, Bench] = {
     **SEEDED,
     "accuracy": measure_accuracy,
     "data": measure_data,
+    "exchanges": measure_outer_steps,
     "executor": measure_executor,
     "fidelity": measure_fidelity,
     "jobs": measure_jobs,

@@ -237,14 +237,13 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
 
     The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
     can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
-    pipelines go on meanwhile. The interval between exchanges may change too, and with it the bound on the staleness or,
-    of outer steps, the overlap; but not where pipelines take steps at their own speed.
+    pipelines go on meanwhile. The interval between exchanges may change too, with the bound on the staleness, and all
+    settings of outer steps; but not where pipelines take steps at their own speed.
     """
     before, after = old.synchronisation, new.synchronisation
     if not before.is_decoupled:
-        outer = replace(before.outer, overlap_steps=after.outer.overlap_steps)
         bound = before.staleness_bound if after.interval_steps == before.interval_steps else after.staleness_bound
-        changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=outer)
+        changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=after.outer)
         old = replace(old, synchronisation=changed)
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
     return kept and _first_holders(old) == _first_holders(new)

@@ -7,17 +7,61 @@ better. A trial that makes training wait doubles the time until the next trial.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import inf
+from statistics import mean
 
 from planner.adapt.observation import Observation
+from planner.plan.plan import Plan
 
 # Share by which measured steps must be longer than computed ones to count as waiting.
 _WAITING = 0.15
 
+# How many times as long as expected steps must be to be judged before the intervals have ended.
+_URGENT = 1.5
+
 # Number of intervals over which steps are measured; the first steps of an interval are not yet held up.
-_MEASURED_INTERVALS = 2
+MEASURED_INTERVALS = 2
 
 # Number of measurements without waiting before the first trial of a smaller number, and the most before a later one.
 _CALM, _MOST_CALM = 4, 64
+
+
+class IntervalTimes:
+    """Measures the times of steps over whole intervals, during a run."""
+
+    def __init__(self) -> None:
+        self._settings: object = None
+        self._ends_s: list[float] = []
+
+    def add(self, observation: Observation, plan: Plan, expected_s: float = inf) -> list[float]:
+        """Add a finished step.
+
+        Args:
+            observation: The step.
+            plan: The plan of the last decision.
+            expected_s: The expected time of a step, seconds.
+
+        Returns:
+            The times of the steps of the last `MEASURED_INTERVALS` intervals, seconds, if as many have just ended with
+            the settings of ``plan``, and as many before. Those of the last interval if they took `_URGENT` times as
+            long as expected. An empty list otherwise.
+        """
+        settings = (observation.plan.synchronisation, plan.synchronisation)
+        if settings != self._settings:
+            self._settings, self._ends_s = settings, []
+        self._ends_s.append(observation.end_s)
+        interval, steps = plan.synchronisation.interval_steps, len(self._ends_s) - 1
+        count = MEASURED_INTERVALS * interval
+        if steps < count or steps % interval:
+            return []
+        if steps > count and not steps % count:
+            return self._last(count)
+        urgent = self._last(interval)
+        return urgent if mean(urgent) > _URGENT * expected_s else []
+
+    def _last(self, count: int) -> list[float]:
+        return [after - before for before, after in pairwise(self._ends_s[-1 - count :])]
 
 
 class IntervalSearch:
@@ -29,32 +73,24 @@ class IntervalSearch:
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = choices
-        self._interval_steps = 0
-        self._ends_s: list[float] = []
+        self._times = IntervalTimes()
         self._calm = 0
         self._trial_after = _CALM
         self._is_trial = False
 
-    def choose(
-        self, observation: Observation, interval: int, step_s: float, hides: Callable[[int, float], bool]
-    ) -> int:
+    def choose(self, observation: Observation, plan: Plan, step_s: float, hides: Callable[[int, float], bool]) -> int:
         """Return the number of steps between exchanges that a step's observation suggests.
 
         Args:
             observation: A finished step.
-            interval: The number of steps between exchanges by the plan of the last decision.
+            plan: The plan of the last decision.
             step_s: The computed time of a step without waiting for exchanges, seconds.
             hides: Whether a number of steps hides an exchange, where a step takes a measured time, seconds.
         """
-        if observation.plan.synchronisation.interval_steps != interval or interval != self._interval_steps:
-            self._interval_steps, self._ends_s, self._calm = interval, [], 0
-        self._ends_s.append(observation.end_s)
-        count = _MEASURED_INTERVALS * interval
-        if len(self._ends_s) <= 2 * count:
+        interval, steps_s = plan.synchronisation.interval_steps, self._times.add(observation, plan)
+        if not steps_s:
             return interval
-        measured_s = (self._ends_s[-1] - self._ends_s[-1 - count]) / count
-        if (len(self._ends_s) - 1) % count:
-            return interval
+        measured_s = mean(steps_s)
         if measured_s > (1 + _WAITING) * step_s:
             return self._longer(interval, lambda steps: hides(steps, measured_s))
         self._calm += 1
@@ -63,7 +99,7 @@ class IntervalSearch:
         smaller = [steps for steps in self._choices if steps < interval]
         if not smaller or self._calm < self._trial_after:
             return interval
-        self._is_trial = True
+        self._is_trial, self._calm = True, 0
         return smaller[-1]
 
     def _longer(self, interval: int, hides: Callable[[int], bool]) -> int:

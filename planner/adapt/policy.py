@@ -5,7 +5,7 @@ from typing import Protocol
 
 from planner.adapt.migration import NO_MIGRATION, Migration
 from planner.adapt.observation import Observation
-from planner.plan.plan import Pipeline, Plan
+from planner.plan.plan import Pipeline, Plan, Synchronisation
 
 # Number of steps from an observed step to the first step with the new plan. Observation and decision travel during the
 # step between the two, so that no device waits for them. Both backends have this lag.
@@ -69,10 +69,7 @@ def describe_change(old: Plan, new: Plan, migration: Migration = NO_MIGRATION) -
             parts.append(f"{name}samples of replicas {_samples(before)} -> {_samples(after)}")
     if old.global_batch != new.global_batch:
         parts.append(f"global batch {old.global_batch} -> {new.global_batch}")
-    intervals = [plan.synchronisation.interval_steps for plan in (old, new)]
-    if intervals[0] != intervals[1]:
-        parts.append(f"steps between exchanges {intervals[0]} -> {intervals[1]}")
-    parts += _changed_orders(old, new)
+    parts += [*_changed_exchanges(old.synchronisation, new.synchronisation), *_changed_orders(old, new)]
     if not parts and old.noise_scale != new.noise_scale and new.noise_scale is not None:
         parts.append(f"learning rate for a noise scale of {new.noise_scale:.3g} samples")
     for move in migration.moves:
@@ -99,6 +96,17 @@ def _changed_layers(old: Plan, new: Plan) -> list[str]:
             name = f"pipeline {index}: " if len(new.pipelines) > 1 else ""
             parts.append(f"{name}stages end at layers {ends[0]} -> {ends[1]}")
     return parts
+
+
+def _changed_exchanges(old: Synchronisation, new: Synchronisation) -> list[str]:
+    settings = (
+        ("steps between exchanges", old.interval_steps, new.interval_steps),
+        ("fragments", old.outer.fragments, new.outer.fragments),
+        ("overlap", old.outer.overlap_steps, new.outer.overlap_steps),
+        ("pseudo-gradients", old.outer.compression, new.outer.compression),
+    )
+    parts = [f"{name} {before} -> {after}" for name, before, after in settings if before != after]
+    return parts if parts or old.outer == new.outer else ["other outer steps"]
 
 
 def _changed_orders(old: Plan, new: Plan) -> list[str]:

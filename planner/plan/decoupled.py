@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from planner.plan.outer_step import FragmentExchanges, OuterStep
+from planner.plan.outer_step import OuterStep, fragment_exchanges
 
 # Number of steps that a worker may begin beyond those that it has finished; one would make it wait for an answer.
 LEAD_STEPS = 2
@@ -150,7 +150,7 @@ class WorkerLayers:
     ) -> None:
         self._worker = worker
         self._overlap_steps = outer.overlap_steps
-        self._exchanges = [FragmentExchanges.of(interval_steps, outer, fragment) for fragment in range(outer.fragments)]
+        self._exchanges = fragment_exchanges(interval_steps, outer)
         self._layers = {layer: _Layer(fragment, step) for layer, fragment in sorted(layers.items())}
         for layer, (counted, base, sent) in restored.items():
             self._layers[layer] = _Layer(layers[layer], counted, base, None if sent < 0 else sent)

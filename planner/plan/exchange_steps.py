@@ -89,9 +89,9 @@ class Exchanges:
         """Return the step that an exchange follows."""
         return bisect_left(range(self.steps), exchange + 1, lo=self.first_step, key=lambda step: self.before(step + 1))
 
-    def steps_of(self, count: int) -> int:
-        """Return the number of this run's steps whose updates the first ``count`` exchanges contain."""
-        return self.last_step(count - 1) + 1 - self.first_step if count else 0
+    def end_of(self, count: int) -> int:
+        """Return the number of the step after those whose updates the first ``count`` exchanges contain."""
+        return self.last_step(count - 1) + 1 if count else self.first_step
 
     def last_before_settling(self, step: int) -> int | None:
         """Return the exchange just before pipelines settle for the first time after ``step`` begins; None if never."""

@@ -5,7 +5,7 @@ parameters and its own. In the outer step every pipeline moves the common parame
 pseudo-gradients, with the same result, and goes on from there. The state of the inner optimizer stays where it is.
 """
 
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Which layers form a fragment: neighbours, or every n-th layer.
@@ -125,86 +125,58 @@ class OuterStep:
 
 @dataclass(frozen=True, slots=True)
 class FragmentExchanges:
-    """The exchanges of one fragment in a run, numbered from 0.
+    """The exchanges of one fragment in a part of a run in which their settings stay, numbered from 0.
 
     Fragment p of n is exchanged first after (p + 1) · interval_steps / n steps, rounded down, and then after every
-    further ``interval_steps`` steps. Steps count from the start of training, so that a resumed run goes on with the
-    exchanges that an undisturbed run would have.
+    further ``interval_steps`` steps. Steps count from the start of training, so that a resumed run, and a part that
+    begins with other settings, have the exchanges of a run with these settings from the start. Before the first step of
+    a part pipelines take all outer steps that are under way.
 
     Attributes:
         first_after: Number of steps before the first exchange, from 1 to ``interval_steps``.
-        first_step: Number of the run's first step.
+        first_step: Number of the part's first step.
+        pending_steps: Number of steps before the first one whose progress earlier exchanges of the run do not contain.
     """
 
     interval_steps: int
     first_after: int
     first_step: int = 0
-
-    @classmethod
-    def of(cls, interval_steps: int, outer: OuterStep, fragment: int, first_step: int = 0) -> "FragmentExchanges":
-        """Return the exchanges of a fragment; ``interval_steps`` is the number of fragments or more."""
-        return cls(interval_steps, (fragment + 1) * interval_steps // outer.fragments, first_step)
+    pending_steps: int = 0
 
     def before(self, step: int) -> int:
-        """Return the number of exchanges that follow the steps before ``step``, of this run."""
+        """Return the number of exchanges that follow the steps before ``step``, of this part."""
         return max(0, self._since_start(step) - self._since_start(self.first_step))
 
     def follows(self, step: int) -> bool:
-        """Return whether an exchange follows a step of training, which may be one before this run."""
+        """Return whether an exchange follows a step of training, which may be one before this part."""
         return self._since_start(step + 1) > self._since_start(step)
 
     def last_step(self, exchange: int) -> int:
-        """Return the step that an exchange of this run follows."""
+        """Return the step that an exchange follows."""
         number = exchange + self._since_start(self.first_step)
         return self.first_after + number * self.interval_steps - 1
+
+    def end_of(self, count: int) -> int:
+        """Return the number of the step after those whose progress the first ``count`` exchanges contain."""
+        return self.last_step(count - 1) + 1 if count else self.first_step - self.pending_steps
 
     def _since_start(self, step: int) -> int:
         return max(0, (step - self.first_after) // self.interval_steps + 1)
 
 
-class FragmentSchedule:
-    """The exchanges of one fragment in a run whose interval may change between two steps.
-
-    Each interval has the exchanges that a run has which trains with it from the start. Before the step with which
-    another one begins, pipelines take all outer steps that are under way.
+def fragment_exchanges(
+    interval_steps: int, outer: OuterStep, first_step: int = 0, earlier: Sequence[FragmentExchanges] = ()
+) -> tuple[FragmentExchanges, ...]:
+    """Return the exchanges of each fragment in a part of a run.
 
     Args:
-        interval_steps: The first interval.
-        outer: Settings of the outer step, whose number of fragments stays.
-        fragment: Number of the fragment.
-        first_step: Number of the run's first step.
+        interval_steps: Number of steps between two exchanges of a fragment: the number of fragments or more.
+        outer: Settings of the outer step.
+        first_step: Number of the part's first step.
+        earlier: The exchanges of each fragment in the part before; none for the first part.
     """
-
-    def __init__(self, interval_steps: int, outer: OuterStep, fragment: int, first_step: int = 0) -> None:
-        self._outer, self._fragment, self._first_step = outer, fragment, first_step
-        self._parts = [FragmentExchanges.of(interval_steps, outer, fragment, first_step)]
-        # Number of exchanges before each part.
-        self._numbers = [0]
-
-    def change(self, step: int, interval_steps: int) -> None:
-        """Begin another interval before a step, which is later than that of the last change."""
-        last = self._parts[-1]
-        if interval_steps != last.interval_steps:
-            self._numbers.append(self._numbers[-1] + last.before(step))
-            self._parts.append(FragmentExchanges.of(interval_steps, self._outer, self._fragment, step))
-
-    def before(self, step: int) -> int:
-        """Return the number of exchanges that follow the steps before ``step``, of this run."""
-        part = self._part(step)
-        return self._numbers[part] + self._parts[part].before(step)
-
-    def follows(self, step: int) -> bool:
-        """Return whether an exchange follows a step of training, which may be one before this run."""
-        return self._parts[self._part(step)].follows(step)
-
-    def last_step(self, exchange: int) -> int:
-        """Return the step that an exchange of this run follows."""
-        part = bisect_right(self._numbers, exchange) - 1
-        return self._parts[part].last_step(exchange - self._numbers[part])
-
-    def steps_of(self, count: int) -> int:
-        """Return the number of this run's steps whose progress the first ``count`` exchanges contain."""
-        return self.last_step(count - 1) + 1 - self._first_step if count else 0
-
-    def _part(self, step: int) -> int:
-        return max(0, bisect_right(self._parts, step, key=lambda each: each.first_step) - 1)
+    pending = max((first_step - each.end_of(each.before(first_step)) for each in earlier), default=0)
+    return tuple(
+        FragmentExchanges(interval_steps, (number + 1) * interval_steps // outer.fragments, first_step, pending)
+        for number in range(outer.fragments)
+    )

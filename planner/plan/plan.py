@@ -152,6 +152,11 @@ class Synchronisation:
         return self.method in OUTER_METHODS
 
     @property
+    def exchange_settings(self) -> tuple[int, OuterStep]:
+        """The steps between two exchanges and the outer step, which only change while no update is under way."""
+        return self.interval_steps, self.outer
+
+    @property
     def is_decoupled(self) -> bool:
         """Whether pipelines take steps at their own speed, and devices that train nothing take the outer steps."""
         return self.method == DECOUPLED

@@ -18,7 +18,6 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.systems.asteroid.policy import AsteroidReplay, HeavyRescheduling
 from planner.systems.asteroid.strategy import asteroid, asteroid_duplex
-from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.strategy import auto
 from planner.systems.baselines.hybrid import dapple, hetpipe, pipedream
 from planner.systems.baselines.uniform import ddp, gpipe, megatron, zb_equal
@@ -28,6 +27,7 @@ from planner.systems.cloudless.policy import CloudlessPolicy
 from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
+from planner.systems.regional.exchange_policy import AnyMethodPolicy
 from planner.systems.regional.policy import StreamingPolicy
 from planner.systems.user_code import call_in_time, limit_of, load_function
 from traces.common.errors import InputError, find_by_name, shown
@@ -56,7 +56,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 POLICIES: Mapping[str, Callable[[Scenario], Policy] | None] = {
     "none": None,
     "asteroid-replay": AsteroidReplay,
-    "auto": AutoPolicy,
+    "auto": AnyMethodPolicy,
     "cannikin": CannikinPolicy,
     "cloudless": CloudlessPolicy,
     "deepcee": DeepceePolicy,

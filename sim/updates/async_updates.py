@@ -17,7 +17,7 @@ from operator import attrgetter
 from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
-from planner.plan.outer_step import FragmentSchedule
+from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
 from planner.plan.plan import Synchronisation
 from sim.network.connection import Message
 
@@ -33,64 +33,78 @@ class AsyncUpdates:
     """Updates that pipelines exchange during a run, and the steps that wait for them.
 
     The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change. With
-    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step.
+    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. If their
+    settings change with an epoch, pipelines take all outer steps before that are under way, and further edges begin.
 
     Args:
-        edges: Every pair of devices between which updates are sent; the same in all epochs.
+        edges: Every pair of devices between which updates are sent in the first epoch.
+        synchronisation: That of the first epoch.
         steps: Number of steps of the run.
     """
 
     def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, steps: int) -> None:
-        self.edges = edges
+        self.edges: list[UpdateEdge] = []
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
-        how = (synchronisation.interval_steps, synchronisation.outer)
-        self._fragments = [FragmentSchedule(*how, each) for each in range(how[1].fragments)]
-        self._exchanges: list[Exchanges | FragmentSchedule] = [
-            self._fragments[edge.fragment] if synchronisation.has_outer_step else self._all_at_once for edge in edges
-        ]
-        self._interval, self._bound = synchronisation.interval_steps, _bound(synchronisation)
-        # The step before which pipelines take all outer steps that are under way, since their interval changes.
-        self._settles = -1
+        self._fragments: Sequence[FragmentExchanges] = ()
+        self._exchanges: list[Exchanges | FragmentExchanges] = []
+        # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
+        self._arrivals_s: list[array[float]] = []
+        self._begun_s = defaultdict[str, "array[float]"](_no_times)
+        self._ended_s = defaultdict[str, "array[float]"](_no_times)
+        # Departure of the last update between two devices; and of the last one of earlier epochs, whose network is
+        # another object.
+        self._departed_s: dict[tuple[str, str], float] = {}
+        self._free_s: dict[tuple[str, str], float] = {}
+        self._begin_part(0, edges, synchronisation)
         self._actors: Sequence[str] = ()
         # Numbers of the edges by the actor that sends, and by the one that receives.
         self._outgoing: dict[int, list[int]] = {}
         self._incoming: dict[int, list[int]] = {}
         # Pairs (step, actor): the actor must not begin the step before further updates have arrived.
         self._bounded: list[tuple[int, int]] = []
-        # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
-        self._arrivals_s = [array("d") for _ in edges]
-        self._begun_s = defaultdict[str, "array[float]"](_no_times)
-        self._ended_s = defaultdict[str, "array[float]"](_no_times)
-        # Departure of an edge's last update; and of the last one of earlier epochs, whose network is another object.
-        self._departed_s = [0.0] * len(edges)
-        self._free_s = [0.0] * len(edges)
+
+    def _begin_part(self, step: int, edges: Sequence[UpdateEdge], how: Synchronisation) -> None:
+        """Begin steps with other settings of the exchanges, after the arrival of all earlier updates."""
+        # The step, and by device the second at which the last of these has arrived.
+        self._settles, self._settled_s = step, defaultdict[str, float](float)
+        for edge, arrivals_s in zip(self.edges, self._arrivals_s, strict=True):
+            self._settled_s[edge.receiver] = max((self._settled_s[edge.receiver], *arrivals_s[-1:]))
+        self._fragments = fragment_exchanges(*how.exchange_settings, step, self._fragments)
+        self._present = range(len(self.edges), len(self.edges) + len(edges))
+        self.edges += edges
+        fragments = self._fragments if how.has_outer_step else [self._all_at_once]
+        self._exchanges += [fragments[edge.fragment] for edge in edges]
+        self._arrivals_s += [_no_times() for _ in edges]
+        self._how, self._bound = how, _bound(how)
 
     def begin_epoch(
-        self, step: int, synchronisation: Synchronisation, actors: Sequence[str], ready_at_s: Callable[[str], float]
+        self,
+        step: int,
+        edges: Sequence[UpdateEdge],
+        synchronisation: Synchronisation,
+        actors: Sequence[str],
+        ready_at_s: Callable[[str], float],
     ) -> list[UpdateMessage]:
         """Take over the actors of an epoch, the name of each actor's device; return updates that they send first.
 
         These have the sums of the steps since the last exchange, and are sent if the interval changes. ``ready_at_s``
         gives the second at which a device begins the epoch.
         """
+        if synchronisation.has_outer_step and synchronisation.exchange_settings != self._how.exchange_settings:
+            self._begin_part(step, edges, synchronisation)
+        self._how, self._bound = synchronisation, _bound(synchronisation)
         number = {name: actor for actor, name in enumerate(actors)}
         self._actors = actors
         self._outgoing, self._incoming = defaultdict(list), defaultdict(list)
-        for index, edge in enumerate(self.edges):
-            self._outgoing[number[edge.sender]].append(index)
-            self._incoming[number[edge.receiver]].append(index)
-        self._free_s = list(self._departed_s)
-        if synchronisation.has_outer_step:
-            if step and (synchronisation.interval_steps, _bound(synchronisation)) != (self._interval, self._bound):
-                self._settles = step
-            for fragment in self._fragments:
-                fragment.change(step, synchronisation.interval_steps)
-        self._interval, self._bound = synchronisation.interval_steps, _bound(synchronisation)
+        for index in self._present:
+            self._outgoing[number[self.edges[index].sender]].append(index)
+            self._incoming[number[self.edges[index].receiver]].append(index)
+        self._free_s = dict(self._departed_s)
         sent = self._all_at_once.before(step)
         self._all_at_once.change(step, synchronisation.interval_steps)
         if synchronisation.has_outer_step or self._all_at_once.before(step) == sent:
             return []
-        return [self._message(number, step - 1, ready_at_s(edge.sender)) for number, edge in enumerate(self.edges)]
+        return [self._message(number, step - 1, ready_at_s(self.edges[number].sender)) for number in self._present]
 
     @property
     def waiting(self) -> list[int]:
@@ -119,13 +133,16 @@ class AsyncUpdates:
         ]
 
     def _message(self, number: int, step: int, ready_s: float) -> UpdateMessage:
-        # Updates of an edge leave one after the other, also those before and after a change of devices.
-        return UpdateMessage(step, -1, self.edges[number].size_bytes, max(ready_s, self._free_s[number]), edge=number)
+        # Updates between two devices leave one after the other, also those before and after a new epoch.
+        edge = self.edges[number]
+        free_s = self._free_s.get((edge.sender, edge.receiver), 0.0)
+        return UpdateMessage(step, -1, edge.size_bytes, max(ready_s, free_s), edge=number)
 
     def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
         """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
         self._arrivals_s[message.edge].append(message.arrived_s)
-        self._departed_s[message.edge] = message.departed_s
+        edge = self.edges[message.edge]
+        self._departed_s[edge.sender, edge.receiver] = message.departed_s
         released = [(step, actor) for step, actor in self._bounded if message.edge in self._incoming.get(actor, ())]
         self._bounded = [each for each in self._bounded if each not in released]
         return released
@@ -146,9 +163,9 @@ class AsyncUpdates:
         """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
         if self._bound is None:
             return 0.0
-        latest_s = 0.0
+        latest_s = self._settled_s[self._actors[actor]] if step == self._settles else 0.0
         for edge in self._incoming.get(actor, ()):
-            exchanges = self._exchanges[edge].before(step - (0 if step == self._settles else self._bound))
+            exchanges = self._exchanges[edge].before(step - self._bound)
             if exchanges:
                 if len(self._arrivals_s[edge]) < exchanges:
                     return None
@@ -159,22 +176,23 @@ class AsyncUpdates:
         edge = self.edges[number]
         exchanges = self._exchanges[number]
         arrived_s = self._arrivals_s[number][exchange]
-        begun_s = self._begun_s[edge.sender][exchanges.steps_of(exchange)]
-        known = exchanges.steps_of(self._arrived(edge, begun_s))
+        begun_s = self._begun_s[edge.sender][max(exchanges.end_of(exchange), exchanges.first_step)]
+        known = exchanges.end_of(self._arrived(number, begun_s))
         staleness = bisect_right(self._ended_s[edge.receiver], arrived_s) - known
         step = exchanges.last_step(exchange)
         place = (edge.receiver, edge.sender, edge.pipelines[1], edge.stage, -1, step)
         return Event(EventKind.UPDATE, *place, "", arrived_s, arrived_s, edge.size_bytes, staleness)
 
-    def _arrived(self, edge: UpdateEdge, now_s: float) -> int:
-        """Return how many exchanges the sender of ``edge`` had received from its receiver, for all layers they share.
+    def _arrived(self, number: int, now_s: float) -> int:
+        """Return how many exchanges the sender of an edge had received from its receiver, for all layers they share.
 
-        With fragments, only updates of the same fragment count.
+        Only updates of the same fragment count, with the same settings.
         """
+        edge, exchanges = self.edges[number], self._exchanges[number]
         found = [
             bisect_right(arrivals_s, now_s)
-            for other, arrivals_s in zip(self.edges, self._arrivals_s, strict=True)
-            if (other.sender, other.receiver, other.fragment) == (edge.receiver, edge.sender, edge.fragment)
+            for other, shared, arrivals_s in zip(self.edges, self._exchanges, self._arrivals_s, strict=True)
+            if shared is exchanges and (other.sender, other.receiver) == (edge.receiver, edge.sender)
         ]
         return min(found, default=0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.events.event import Event, EventKind
-from planner.plan.outer_step import PATTERNS, FragmentExchanges, FragmentSchedule, OuterStep
+from planner.plan.outer_step import PATTERNS, OuterStep, fragment_exchanges
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
@@ -142,7 +142,7 @@ def test_exchanges_are_those_of_counting_step_by_step(
 ) -> None:
     outer = OuterStep(fragments=data.draw(st.integers(1, every)))
     fragment = data.draw(st.integers(0, outer.fragments - 1))
-    exchanges = FragmentExchanges.of(every, outer, fragment, first_step)
+    exchanges = fragment_exchanges(every, outer, first_step)[fragment]
     offset = (fragment + 1) * every // outer.fragments
     steps = range(first_step, first_step + count)
     after = [step for step in steps if (step + 1 - offset) % every == 0]
@@ -153,24 +153,22 @@ def test_exchanges_are_those_of_counting_step_by_step(
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=4), st.data(), st.integers(0, 9))
-def test_exchanges_of_changing_intervals_are_those_of_each_interval(
+def test_exchanges_after_a_change_contain_all_steps_since_the_last_ones(
     parts: list[tuple[int, int]], data: st.DataObject, first_step: int
 ) -> None:
     """``parts`` are intervals, and for how many steps they last."""
-    outer = OuterStep(fragments=data.draw(st.integers(1, min(every for every, _ in parts))))
-    fragment = data.draw(st.integers(0, outer.fragments - 1))
-    schedule = FragmentSchedule(parts[0][0], outer, fragment, first_step)
-    step, after = first_step, []
+    step, exchanges = first_step, ()
+    contained = [first_step]
     for every, count in parts:
-        schedule.change(step, every)
-        offset = (fragment + 1) * every // outer.fragments
-        after += [each for each in range(step, step + count) if (each + 1 - offset) % every == 0]
-        step += count
-    for each in range(first_step, step):
-        assert schedule.follows(each) == (each in after)
-        assert schedule.before(each) == sum(sent < each for sent in after)
-    assert [schedule.last_step(number) for number in range(len(after))] == after
-    assert [schedule.steps_of(number + 1) for number in range(len(after))] == [each + 1 - first_step for each in after]
+        fragments = data.draw(st.integers(1, every))
+        exchanges = fragment_exchanges(every, OuterStep(fragments=fragments), step, exchanges)
+        assert {each.end_of(0) for each in exchanges} == {min(contained)}
+        ends = [min(contained)] * fragments
+        for sent in range(step, step + count):
+            for fragment, each in enumerate(exchanges):
+                ends[fragment] = sent + 1 if each.follows(sent) else ends[fragment]
+                assert each.end_of(each.before(sent + 1)) == ends[fragment]
+        step, contained = step + count, ends
 
 
 @given(st.integers(1, 12), st.data(), st.sampled_from(PATTERNS))

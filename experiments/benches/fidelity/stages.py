@@ -186,3 +186,15 @@ def regions_case(
     )
     plan = Plan(scenario_name, model.name, "by hand", "1f1b", built, synchronisation=how)
     return Case(f"{scenario_name}-{variant}", scenario, plan, steps=steps)
+
+
+def with_syncer(case: Case, rate: Rate = 200e6, latency_s: float = 0.01) -> Case:
+    """Return the case with a further region, whose device takes the outer steps of ``diloco-decoupled``."""
+    scenario, how = case.scenario, case.plan.synchronisation
+    cluster, region, name = scenario.cluster, "hub", "syncer"
+    regions = dict.fromkeys(device.region for device in cluster.devices)
+    links = [link for each in regions for link in both_ways(each, region, rate, latency_s)]
+    device = Device(name, cluster.devices[0].kind, region, 2**36)
+    wider = Cluster((*cluster.devices, device), (*cluster.links, Link(region, region, *_LOCAL), *links))
+    plan = replace(case.plan, synchronisation=replace(how, outer=replace(how.outer, syncers=(name,))))
+    return replace(case, scenario=replace(scenario, cluster=wider), plan=plan)

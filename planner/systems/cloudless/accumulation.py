@@ -40,5 +40,5 @@ class AdaptiveAccumulation:
         def hides(steps: int, measured_s: float) -> bool:
             return interval * measured_s <= steps * step_s
 
-        steps = self._search.choose(observation, interval, step_s, hides)
+        steps = self._search.choose(observation, plan, step_s, hides)
         return replace(plan, synchronisation=replace(how, interval_steps=steps, staleness_bound=steps))

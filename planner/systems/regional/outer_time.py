@@ -15,7 +15,7 @@ from itertools import chain, permutations
 import numpy as np
 
 from planner.cost.network import nominal_path, payload_bps
-from planner.plan.outer_step import FragmentExchanges, OuterStep
+from planner.plan.outer_step import OuterStep, fragment_exchanges
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.convergence import Floats
 from planner.scenario.scenario import Scenario
@@ -57,9 +57,10 @@ class ExchangeTimes:
         now_s, position = np.zeros(len(each_s)), 0
         departed_s = np.zeros_like(self.latency_s[0])
         ends_s = []
+        exchanges = fragment_exchanges(interval_steps, outer)
         for number in range(_BEFORE + _TAKEN):
             for fragment, sending_s in enumerate(self.transmission_s):
-                sent = FragmentExchanges.of(interval_steps, outer, fragment).first_after + number * interval_steps
+                sent = exchanges[fragment].last_step(number) + 1
                 now_s = now_s + (sent - position) * each_s
                 departed_s = np.maximum(now_s[:, None], departed_s) + sending_s
                 arrived_s = (departed_s + self.latency_s[fragment]).max(axis=0)

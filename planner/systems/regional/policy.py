@@ -52,7 +52,7 @@ class StreamingPolicy:
             exchange_s = waited_s + how.outer.overlap_steps * step_s
             return exchange_s <= most_overlap(replace(mode, interval_steps=steps)) * step_s
 
-        steps = self._search.choose(observation, mode.interval_steps, step_s, hides)
+        steps = self._search.choose(observation, plan, step_s, hides)
         if steps == mode.interval_steps:
             return None
         outer = replace(how.outer, overlap_steps=most_overlap(replace(mode, interval_steps=steps)))

@@ -42,7 +42,7 @@ _MOST_JOINED = 2
 
 # Intervals and fragments that are tried.
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-_FRAGMENTS = (1, 2, 4, 8)
+FRAGMENTS = (1, 2, 4, 8)
 
 # Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
 # its links. In clusters of more devices, for which that takes minutes, links have their declared rates.
@@ -113,7 +113,7 @@ class _Search:
             return
         layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
         for compression, method in product(self._goal.law.compressions, (DILOCO, STREAMING)):
-            for fragments in (1,) if method == DILOCO else tuple(n for n in _FRAGMENTS if n <= layers):
+            for fragments in (1,) if method == DILOCO else tuple(n for n in FRAGMENTS if n <= layers):
                 mode = TrainingMode(method, base.global_batch, len(base.pipelines), fragments, fragments, compression)
                 times = paths.times(outer_settings(mode, 0))
                 for interval in INTERVALS:

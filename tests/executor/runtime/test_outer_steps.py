@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -242,10 +243,14 @@ def test_replicas_come_and_go_between_outer_steps(tmp_path: Path) -> None:
     torch.testing.assert_close(load_file(target), dict(expected.parameters[1]), rtol=1e-5, atol=TOLERANCE)
 
 
-def test_interval_and_overlap_change_between_two_steps(tmp_path: Path) -> None:
+def test_the_settings_of_exchanges_change_between_two_steps(tmp_path: Path) -> None:
     """Outer steps that are under way are taken first; the simulator sends the same messages, also with replicas."""
     scenario, plan = hybrid(4, OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5))
-    later = {3: changed(plan, 2, 0), 6: changed(plan, 6, 3), 11: changed(plan, 3, 1)}
+    later = {
+        3: changed(plan, 2, overlap_steps=0, fragments=1),
+        6: changed(plan, 6, overlap_steps=2, fragments=3, learning_rate=0.5, momentum=0.8),
+        11: changed(plan, 3, overlap_steps=1, pattern="sequential"),
+    }
     target = tmp_path / "parameters.safetensors"
     record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 18)
     firsts = [decision.first_step for decision in record.decisions]
@@ -256,14 +261,14 @@ def test_interval_and_overlap_change_between_two_steps(tmp_path: Path) -> None:
     torch.testing.assert_close(load_file(target), mean_of(expected), rtol=1e-5, atol=TOLERANCE)
     simulated = Simulator().run(scenario, plan, Scripted(later), 18)
     assert updates_sent(record) == updates_sent(simulated)
-    # After every 4th step, from step 5 on every 2nd, from 8 on every 6th, from 13 on every 3rd; of both fragments.
-    assert {step for *_, step, _ in updates_sent(record)} == {1, 3} | {5, 6, 7} | {8, 11} | {14, 15, 17}
+    # After every 4th step, from step 5 on every 2nd, from 8 on every 6th, from 13 on every 3rd; of each fragment.
+    assert {step for *_, step, _ in updates_sent(record)} == {1, 3} | {5, 7} | {9, 11} | {14, 15, 17}
 
 
-def changed(plan: Plan, every: int, overlap: int) -> Plan:
-    """The plan with another interval and overlap."""
+def changed(plan: Plan, every: int, **outer: Any) -> Plan:
+    """The plan with another interval and other settings of the outer step."""
     how = replace(plan.synchronisation, interval_steps=every)
-    return replace(plan, synchronisation=replace(how, outer=replace(how.outer, overlap_steps=overlap)))
+    return replace(plan, synchronisation=replace(how, outer=replace(how.outer, **outer)))
 
 
 def updates_sent(record: RunRecord) -> list[tuple[str, str | None, int, int]]:
@@ -277,19 +282,23 @@ def updates_sent(record: RunRecord) -> list[tuple[str, str | None, int, int]]:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(7, marks=pytest.mark.slow)])
-def test_a_run_goes_on_from_a_checkpoint_after_its_interval_changed(step: int, tmp_path: Path) -> None:
-    """Also from the step with which it changes, before which outer steps are under way."""
+@pytest.mark.parametrize("compression", ["none", pytest.param("int4", marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_a_checkpoint_after_its_exchanges_changed(
+    step: int, compression: str, tmp_path: Path
+) -> None:
+    """Also from the step with which they change, before which outer steps are under way."""
     scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", density=0.5))
     folder, target = tmp_path / "checkpoints", tmp_path / "parameters.safetensors"
     checkpoints = CheckpointConfig(folder, 1, kept=12)
     backend = TorchBackend("real", parameters=target, checkpoints=checkpoints)
-    whole = backend.run(scenario, plan, Scripted({3: changed(plan, 3, 1)}), 11)
+    later = changed(plan, 3, overlap_steps=1, fragments=3, compression=compression, density=1.0)
+    whole = backend.run(scenario, plan, Scripted({3: later}), 11)
     assert [decision.first_step for decision in whole.decisions] == [5]
     expected = load_file(target)
     for newer in (each for each in folder.glob("**/step-*") if int(each.name[5:]) > step):
         shutil.rmtree(newer)
-    assert resumption(folder, scenario, 11, print) == (step, changed(plan, 3, 1))
-    rest, found = run(scenario, changed(plan, 3, 1), tmp_path, 11, CheckpointConfig(folder, 3, step))
+    assert resumption(folder, scenario, 11, print) == (step, later)
+    rest, found = run(scenario, later, tmp_path, 11, CheckpointConfig(folder, 3, step))
     assert rest.losses == whole.losses[step:]
     assert_equal(found, expected)
 

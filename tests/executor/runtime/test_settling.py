@@ -54,7 +54,7 @@ def test_exchanges_are_those_of_counting_step_by_step(
         assert exchanges.follows(step) == (after[-1:] == [step])
     assert exchanges.before(steps) == len(after)
     assert [exchanges.last_step(number) for number in range(len(after))] == after
-    assert [exchanges.steps_of(number + 1) for number in range(len(after))] == [step + 1 - first for step in after]
+    assert [exchanges.end_of(number) for number in range(len(after) + 1)] == [first, *(step + 1 for step in after)]
     for step in range(max([first, *intervals]), steps) if settle_every else ():
         end = next((later for later in range(step + 1, steps) if exchanges.settles(later)), steps)
         assert exchanges.last_before_settling(step) == exchanges.before(end) - 1

@@ -36,7 +36,7 @@ def train_separately(
 ) -> Separate:
     """Train every pipeline by itself in one process, and take the outer steps with `torch.optim.SGD`.
 
-    With the steps of ``changes`` other intervals and overlaps begin, after all outer steps that are under way.
+    With the steps of ``changes`` other exchanges begin, after all outer steps that are under way.
     """
     assert scenario.code is not None
     training, how, outer = scenario.training, plan.synchronisation, plan.synchronisation.outer
@@ -44,16 +44,9 @@ def train_separately(
     common = nn.Sequential(*model.layers)
     workers = [copy.deepcopy(common) for _ in plan.pipelines]
     inner = [optimizer_of(training.optimizer, worker) for worker in workers]
-    fragments = [
-        [index for index in range(len(common)) if fragment_of(index, len(common), outer) == fragment]
-        for fragment in range(outer.fragments)
-    ]
-    moves: list[torch.optim.Optimizer | None] = []
-    for layers in fragments:
-        own = [each for index in layers for each in common[index].parameters()]
-        nesterov = outer.momentum > 0
-        rule = torch.optim.SGD(own, outer.learning_rate, outer.momentum, nesterov=nesterov) if own else None
-        moves.append(rule)
+    fragments = fragments_of(common, outer)
+    nesterov = outer.momentum > 0
+    moves = torch.optim.SGD(common.parameters(), outer.learning_rate, outer.momentum, nesterov=nesterov)
     weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
     pending: list[tuple[int, int, list[torch.Tensor]]] = []
     losses = []
@@ -63,9 +56,8 @@ def train_separately(
             own = [each for index in fragments[fragment] for each in common[index].parameters()]
             for parameter, mean in zip(own, means, strict=True):
                 parameter.grad = mean
-            rule = moves[fragment]
-            if rule is not None:
-                rule.step()
+            moves.step()
+            moves.zero_grad()
             with torch.no_grad():
                 for worker in workers:
                     mine = [each for index in fragments[fragment] for each in worker[index].parameters()]
@@ -77,6 +69,8 @@ def train_separately(
         if step in changes:
             take_outer_steps(steps + outer.overlap_steps)
             how, outer = changes[step], changes[step].outer
+            fragments = fragments_of(common, outer)
+            moves.param_groups[0] |= {"lr": outer.learning_rate, "momentum": outer.momentum}
         take_outer_steps(step)
         inputs, targets = samples_at(model, step * plan.global_batch, plan.global_batch, training)
         first, total = 0, 0.0
@@ -98,6 +92,12 @@ def train_separately(
     take_outer_steps(steps + outer.overlap_steps)
     parameters = [dict(worker.named_parameters()) for worker in workers]
     return Separate(losses, [_detached(each) for each in parameters], _detached(dict(common.named_parameters())))
+
+
+def fragments_of(model: nn.Sequential, outer: OuterStep) -> list[list[int]]:
+    """The layers of each fragment."""
+    layers = range(len(model))
+    return [[each for each in layers if fragment_of(each, len(model), outer) == p] for p in range(outer.fragments)]
 
 
 def _means(

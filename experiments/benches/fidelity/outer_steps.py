@@ -1,0 +1,67 @@
+"""The bench ``exchanges``: simulated and real throughput of workers in regions that exchange pseudo-gradients."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from executor.backend import choose_emulator
+from experiments.benches.cases import played
+from experiments.benches.fidelity.case import Case
+from experiments.benches.fidelity.compare import Outcome, compare
+from experiments.benches.fidelity.kept import KeptRuns
+from experiments.benches.fidelity.stages import Regions, Stages, pipeline_case, regions_case, with_syncer
+from experiments.benches.result import BenchResult, at_most
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Synchronisation
+from traces.generators.presets import preset
+
+RUNS = 3
+STEPS = 24
+MOST_ERROR = 0.05
+
+# Three unlike regions. The whole model takes about as long over a link as four steps of the slowest worker.
+THREE = Regions((1, 1, 1), (4, 3, 2), 0.03, 40e6, parameter_bytes=8_000_000, layers=4)
+# Two workers in each of two regions share the links between these.
+FOUR = Regions((2, 2), (3, 3, 2, 2), 0.03, 50e6, parameter_bytes=4_000_000, layers=4)
+# Two workers of two stages each, whose activations and pseudo-gradients share the links between the regions.
+STAGES = Stages([0.015, 0.02], [(120e6, 0.02)], layers=2, output_bytes=300_000, parameter_bytes=4_000_000, pipelines=2)
+
+_STREAMS = OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5)
+_SPARSE = OuterStep(learning_rate=1.0, momentum=0.0, compression="int4", density=0.02, feedback=0.95)
+
+
+def outer_step_cases() -> Iterator[Case]:
+    """Yield the cases: every method, with links of their own, shared ones and changing ones."""
+    streaming = Synchronisation("diloco-streaming", interval_steps=4, outer=_STREAMS)
+    yield regions_case("three-workers", "diloco", THREE, Synchronisation("diloco", interval_steps=4), steps=STEPS)
+    yield regions_case("three-workers", "streaming", THREE, streaming, steps=STEPS)
+    changing = replace(THREE, rate=played(preset("lte", duration_s=60.0, seed=4), 40e6))
+    packed = replace(streaming, outer=replace(_STREAMS, compression="int8"))
+    yield regions_case("three-workers-lte", "streaming", changing, streaming, steps=STEPS)
+    yield regions_case("three-workers-lte", "streaming-int8", changing, packed, steps=STEPS)
+    sparse = Synchronisation("diloco", interval_steps=3, outer=_SPARSE)
+    yield regions_case("three-workers", "sparse", THREE, sparse, steps=STEPS)
+    yield regions_case("four-workers", "diloco", FOUR, Synchronisation("diloco", interval_steps=6), steps=STEPS)
+    yield regions_case("four-workers", "streaming", FOUR, streaming, steps=STEPS)
+    yield pipeline_case(
+        "two-workers", "streaming", STAGES, (1,) * 4, [4, 2], "1f1b", steps=STEPS, synchronisation=streaming
+    )
+    for name, quorum in (("any", 1), ("two", 2)):
+        outer = replace(_STREAMS, quorum=quorum, grace_s=0.1)
+        decoupled = Synchronisation("diloco-decoupled", interval_steps=4, outer=outer)
+        yield with_syncer(regions_case("three-workers", f"decoupled-{name}", THREE, decoupled, steps=STEPS))
+
+
+def measure_outer_steps(quick: bool, tell: Callable[[str], None]) -> BenchResult:
+    """Run every case in both backends, with paced compute over emulated links, and compare throughputs and bytes."""
+    emulator = choose_emulator("relay", tell)
+    outcomes: list[Outcome] = []
+    for case in list(outer_step_cases())[:: 4 if quick else 1]:
+        outcomes.append(compare(case, 1 if quick else RUNS, emulator, tell, KeptRuns(None)))
+        tell(f"{case.name}: {100 * outcomes[-1].throughput_error:+.1f} % in throughput")
+    waiting = [each for each in outcomes if not each.case.plan.synchronisation.is_decoupled]
+    worst = max(abs(each.throughput_error) for each in outcomes)
+    checks = [
+        at_most("worst throughput error", worst, MOST_ERROR),
+        at_most("largest WAN byte difference, all wait", max(each.byte_difference for each in waiting), 0),
+    ]
+    return BenchResult([each.row() for each in outcomes], checks)
