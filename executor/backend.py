@@ -114,7 +114,7 @@ class TorchBackend:
         if checkpoints is not None and checkpoints.first_step == steps:
             return self._finished(checkpoints.folder, scenario, plan, emulator)
         if self.hosts is not None:
-            check_spread(plan, scenario, emulator)
+            check_spread(scenario, emulator)
             self.tell(links_in_the_clear(self.hosts))
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)

@@ -128,14 +128,8 @@ def check_supported(
         code_to_train(scenario)
 
 
-def check_spread(plan: Plan, scenario: Scenario, emulator: Emulator) -> None:
-    """Raise `InputError` if a run on several machines asks for emulated links, for faults, or for syncers."""
-    if plan.synchronisation.is_decoupled:
-        raise _unsupported(
-            f"method '{plan.synchronisation.method}' on several machines",
-            "synchronisation.method",
-            "use the method 'diloco-streaming'",
-        )
+def check_spread(scenario: Scenario, emulator: Emulator) -> None:
+    """Raise `InputError` if a run on several machines asks for emulated links or for faults."""
     if emulator != "none":
         raise InputError(
             "links are emulated on one machine only",

@@ -73,6 +73,8 @@ class RankProcesses:
     def __post_init__(self) -> None:
         self.ranks = [RankState() for _ in self._devices]
         self._agents: dict[str, Peer] = {}
+        # Monotonic time at which the agent of a host was lost.
+        self._left_s: dict[str, float] = {}
         self._are_started = False
         self._failures: list[RankFailure] = []
         self.lost: set[int] = set()
@@ -132,6 +134,7 @@ class RankProcesses:
         if self._agents.get(agent.host) is not agent:
             return
         del self._agents[agent.host]
+        self._left_s[agent.host] = time.monotonic()
         for rank in self._ranks_of(agent.host):
             if self.ranks[rank].is_running:
                 self._end(rank)
@@ -265,6 +268,13 @@ class RankProcesses:
     def has_returned(self, rank: int) -> bool:
         """Return whether a rank can join a session: its process is ready, and the scenario has no absence of it now."""
         return self.ranks[rank].is_ready and self.away_until_s(rank) is None
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank never returns, by the scenario or since its host has been away longer than allowed."""
+        host = self._host_of(rank)
+        since_s = math.inf if self._hosts is None or host in self._agents else self._left_s.get(host, math.inf)
+        is_late = self._hosts is not None and time.monotonic() - since_s > self._hosts.arrival_s
+        return is_late or self.away_until_s(rank) == math.inf
 
     def absent(self, ranks: Collection[int]) -> list[str]:
         """Return the devices, sorted by name, of those ranks outside ``ranks`` that cannot join a session."""

@@ -8,7 +8,6 @@ The head gives out the samples of the run, step by step, as the simulator does (
 given out and all workers have taken their last step, the syncers take the last outer steps.
 """
 
-import math
 import signal
 import time
 from collections import Counter, defaultdict
@@ -112,9 +111,9 @@ class WorkersCoordinator(Coordinator):
             RunError: A rank failed, or a syncer is lost.
         """
         assert self._driver is not None
+        self._await_hosts()
         self._processes.start_all()
-        ranks = range(len(self._devices))
-        self._wait(lambda: all(map(self._processes.has_returned, ranks)) and len(self._addresses) == len(self._syncers))
+        self._await_start(range(len(self._devices)))
         self._start()
         self._wait(self._have_all_sent)
         self._server.send(self._processes.peers(self._syncers), "conclude")
@@ -260,7 +259,7 @@ class WorkersCoordinator(Coordinator):
             if lost and worker.is_running:
                 self._end_worker(worker, lost)
             if not worker.is_running and not worker.has_trained:
-                if any(self._processes.away_until_s(rank) == math.inf for rank in worker.ranks):
+                if any(map(self._processes.is_gone, worker.ranks)):
                     worker.is_gone = True
                     self._left += (worker.granted - worker.finished) * worker.samples
                 elif all(map(self._is_new, worker.ranks)):

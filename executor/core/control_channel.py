@@ -116,6 +116,11 @@ class Channel:
         self._lines = connection.makefile("rb") if tls is None else _decrypted(connection, tls, said)
         self._sending = threading.Lock()
 
+    @property
+    def own_address(self) -> str:
+        """The address of this end of the connection, at which hosts can reach this one that the other end can reach."""
+        return str(self._connection.getsockname()[0])
+
     def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Send a message; safe in any thread. A lost connection raises no error, but makes `receive` return None."""
         message = {"kind": kind, **fields, **({"payload_bytes": len(payload)} if payload else {})}

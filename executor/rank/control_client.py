@@ -67,6 +67,7 @@ class ControlClient:
         name: Name of the rank in messages.
 
     Attributes:
+        own_address: The address of this host on the way to the head.
         is_remote: Whether the head is on another host, and so has another monotonic clock.
         is_ending: Whether the session has ended, or the function of `call_at_end` is being called.
         outlives_head: Whether this process goes on when the head is lost, and connects to the next one.
@@ -97,6 +98,7 @@ class ControlClient:
         self.is_remote = silence_s > 0
         self._reach = partial(reach_head, (host, port), read_key(job.key), silence_s)
         self._channel = self._connect(timeouts().reach_s)
+        self.own_address = self._channel.own_address
         threading.Thread(target=self._receive, name="control", daemon=True).start()
 
     def _connect(self, wait_s: float) -> Channel:

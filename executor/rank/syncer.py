@@ -30,13 +30,10 @@ from executor.runtime.decoupled.state_relay import StateRelay
 from executor.runtime.outer_state import NoOuterState, OuterState
 from executor.training.flat_state import FlatParameters, model_state
 from executor.training.models.loading import LoadedModel
-from executor.wan.testbed import device_address
 from planner.cost.synchronisation import layer_elements
 from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.files.plan import plan_json
 from planner.scenario.training import OPTIMIZER_STATES
-
-_LOCAL = "127.0.0.1"
 
 
 @dataclass(eq=False, slots=True)
@@ -128,8 +125,7 @@ class Syncer:
             context.clock,
             lambda row: self._events.put(lambda: self._rows.append(row)),
         )
-        address = device_address(config.rank) if config.run.emulator == "relay" else _LOCAL
-        self._listening = listen((address, 0))
+        self._listening = listen((client.own_address, 0))
         self.address = self._listening.getsockname()[:2]
         client.call_on("conclude", lambda: self._events.put(self._conclude))
 

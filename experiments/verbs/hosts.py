@@ -102,7 +102,7 @@ def _rank_devices(scenario: Scenario, plan: Plan, run: HostedRun) -> tuple[str, 
     """Return the job's devices in rank order; raise InputError if the job cannot run on several hosts."""
     policy = make_policy(run.policy, scenario)
     recovers = run.backup_every > 0
-    check_spread(plan, scenario, "none")
+    check_spread(scenario, "none")
     check_supported(plan, scenario, run.compute, "none", recovers=recovers, checkpoints=bool(run.checkpoint))
     return run.devices(scenario, plan, adapts=policy is not None)
 
