@@ -173,6 +173,9 @@ class Session:
         if self._config.run.decoupled:
             self._run_worker(transport, self._spec.plans[0].plan)
             return
+        # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them; a
+        # device that joins their stages later must know which exchanges there were.
+        self._updates = self._make_updates(transport, self._spec.plans[0].plan)
         change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
         while change is not None:
             if self._updates is not None:
@@ -185,6 +188,7 @@ class Session:
     def _run_worker(self, transport: Transport, plan: Plan) -> None:
         """Run steps at this worker's own speed, until the head says which is the last."""
         step, client = self._spec.first_step, self._client
+        self._updates = self._decoupled_updates(transport, plan)
         interpreter = self._interpreter(transport, plan, step)
 
         def known(step: int) -> StepProgram | None:
@@ -322,9 +326,6 @@ class Session:
             if context.checkpoints is not None and isinstance(self._updates, OuterUpdates):
                 context.checkpoints.copy_last(config.run.steps, self._outer_states)
 
-        # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them.
-        if self._updates is None:
-            self._updates = self._make_updates(transport, plan)
         return Interpreter(
             config.scenario,
             transport,
@@ -345,8 +346,6 @@ class Session:
     def _make_updates(self, transport: Transport, plan: Plan) -> Updates | None:
         """Return the updates between the pipelines of a plan; None if gradients are synchronised by all-reduce."""
         run, how = self._config.run, plan.synchronisation
-        if how.is_decoupled:
-            return self._decoupled_updates(transport, plan)
         edges_of = partial(update_edges, scenario=self._config.scenario)
         common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
         if how.has_outer_step:

@@ -36,7 +36,7 @@ class OuterUpdates(WithoutGradients):
     Args:
         plan: The first plan, whose samples are the weights of the mean; later ones have the same first replicas of
             stages, which exchange pseudo-gradients.
-        edges: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
+        edges_of: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
         first_step: The first step of the run.
         steps: Number of the step after the last one.
         restored: The outer state of layers before ``first_step``, from a checkpoint; by layer.
@@ -44,7 +44,7 @@ class OuterUpdates(WithoutGradients):
     """
 
     plan: InitVar[Plan]
-    _edges: Callable[[Plan], Sequence[UpdateEdge]]
+    _edges_of: Callable[[Plan], Sequence[UpdateEdge]]
     _device: str
     _first_step: int
     _steps: int
@@ -82,12 +82,23 @@ class OuterUpdates(WithoutGradients):
         how = self._how = plan.synchronisation
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
-        common = (step, self._steps - 1, self._transport, self._clock, self._recorder)
-        self._messages = UpdateMessages(self._device, self._edges(plan), self._exchanges.__getitem__, *common)
+        self._messages = UpdateMessages(
+            self._device,
+            self._edges_of(plan),
+            self._exchanges.__getitem__,
+            step,
+            self._steps - 1,
+            self._transport,
+            self._clock,
+            self._recorder,
+        )
         self._state.use(how.outer)
 
     def set_plan(self, step: int, plan: Plan) -> None:
         """Replace the plan from ``step`` on by another one with the same first replicas of stages."""
+        if self._change is not None:
+            # A rank without a part in the plan begins no steps. It has sent and received nothing.
+            self._settle(self._change[0])
         self._assign(plan)
         self._change = (step, plan)
 

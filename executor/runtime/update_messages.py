@@ -21,7 +21,7 @@ from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
 from planner.plan.outer_step import FragmentExchanges
 
-# Header of an update: the number of the receiver's first step whose update the sender had not applied when it began the
+# Header of an update: the number of the receiver's first step whose update had not reached the sender when it began the
 # first step of the update.
 HEADER = struct.Struct("q")
 
@@ -204,7 +204,7 @@ class UpdateMessages:
 
     def send(self, edge: UpdateEdge, step: int, values: torch.Tensor, now_s: float) -> None:
         """Send the update of the steps up to ``step``, without waiting."""
-        known = self._known.get((edge.fragment, edge.receiver), self._first)
+        known = self._known.get((edge.fragment, edge.receiver), self._exchanges(edge.fragment).end_of(0))
         header = torch.frombuffer(bytearray(HEADER.pack(known)), dtype=torch.uint8)
         payload = torch.cat([header, values.view(torch.uint8)])
         assert payload.numel() == HEADER.size + edge.size_bytes, (edge, payload.numel())

@@ -17,7 +17,7 @@ from planner.plan.plan import Plan
 # Share by which measured steps must be longer than computed ones to count as waiting.
 _WAITING = 0.15
 
-# How many times as long as expected steps must be to be judged before the intervals have ended.
+# Steps that take this many times as long as expected are returned after one interval.
 _URGENT = 1.5
 
 # Number of intervals over which steps are measured; the first steps of an interval are not yet held up.
@@ -48,7 +48,7 @@ class IntervalTimes:
             long as expected. An empty list otherwise.
         """
         settings = (observation.plan.synchronisation, plan.synchronisation)
-        if settings != self._settings:
+        if settings[0] != settings[1] or settings != self._settings:
             self._settings, self._ends_s = settings, []
         self._ends_s.append(observation.end_s)
         interval, steps = plan.synchronisation.interval_steps, len(self._ends_s) - 1

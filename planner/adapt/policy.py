@@ -103,7 +103,7 @@ def _changed_exchanges(old: Synchronisation, new: Synchronisation) -> list[str]:
         ("steps between exchanges", old.interval_steps, new.interval_steps),
         ("fragments", old.outer.fragments, new.outer.fragments),
         ("overlap", old.outer.overlap_steps, new.outer.overlap_steps),
-        ("pseudo-gradients", old.outer.compression, new.outer.compression),
+        ("format of pseudo-gradients", old.outer.compression, new.outer.compression),
     )
     parts = [f"{name} {before} -> {after}" for name, before, after in settings if before != after]
     return parts if parts or old.outer == new.outer else ["other outer steps"]

@@ -135,13 +135,13 @@ class FragmentExchanges:
     Attributes:
         first_after: Number of steps before the first exchange, from 1 to ``interval_steps``.
         first_step: Number of the part's first step.
-        pending_steps: Number of steps before the first one whose progress earlier exchanges of the run do not contain.
+        contained_before: Number of the first step whose progress the exchanges of earlier parts do not contain.
     """
 
     interval_steps: int
     first_after: int
     first_step: int = 0
-    pending_steps: int = 0
+    contained_before: int = 0
 
     def before(self, step: int) -> int:
         """Return the number of exchanges that follow the steps before ``step``, of this part."""
@@ -158,7 +158,7 @@ class FragmentExchanges:
 
     def end_of(self, count: int) -> int:
         """Return the number of the step after those whose progress the first ``count`` exchanges contain."""
-        return self.last_step(count - 1) + 1 if count else self.first_step - self.pending_steps
+        return self.last_step(count - 1) + 1 if count else self.contained_before
 
     def _since_start(self, step: int) -> int:
         return max(0, (step - self.first_after) // self.interval_steps + 1)
@@ -175,8 +175,8 @@ def fragment_exchanges(
         first_step: Number of the part's first step.
         earlier: The exchanges of each fragment in the part before; none for the first part.
     """
-    pending = max((first_step - each.end_of(each.before(first_step)) for each in earlier), default=0)
+    contained = min((each.end_of(each.before(first_step)) for each in earlier), default=first_step)
     return tuple(
-        FragmentExchanges(interval_steps, (number + 1) * interval_steps // outer.fragments, first_step, pending)
+        FragmentExchanges(interval_steps, (number + 1) * interval_steps // outer.fragments, first_step, contained)
         for number in range(outer.fragments)
     )

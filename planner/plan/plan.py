@@ -153,7 +153,7 @@ class Synchronisation:
 
     @property
     def exchange_settings(self) -> tuple[int, OuterStep]:
-        """The steps between two exchanges and the outer step, which only change while no update is under way."""
+        """The steps between two exchanges, and the settings of the outer step."""
         return self.interval_steps, self.outer
 
     @property

@@ -47,6 +47,8 @@ class AsyncUpdates:
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
         self._fragments: Sequence[FragmentExchanges] = ()
         self._exchanges: list[Exchanges | FragmentExchanges] = []
+        # Numbers of the edges with the same exchanges between two devices, by the exchanges' id, sender and receiver.
+        self._between = defaultdict[tuple[int, str, str], list[int]](list)
         # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
         self._arrivals_s: list[array[float]] = []
         self._begun_s = defaultdict[str, "array[float]"](_no_times)
@@ -65,7 +67,7 @@ class AsyncUpdates:
 
     def _begin_part(self, step: int, edges: Sequence[UpdateEdge], how: Synchronisation) -> None:
         """Begin steps with other settings of the exchanges, after the arrival of all earlier updates."""
-        # The step, and by device the second at which the last of these has arrived.
+        # The step before which they have arrived, and the second at which a device has received the last one.
         self._settles, self._settled_s = step, defaultdict[str, float](float)
         for edge, arrivals_s in zip(self.edges, self._arrivals_s, strict=True):
             self._settled_s[edge.receiver] = max((self._settled_s[edge.receiver], *arrivals_s[-1:]))
@@ -75,7 +77,10 @@ class AsyncUpdates:
         fragments = self._fragments if how.has_outer_step else [self._all_at_once]
         self._exchanges += [fragments[edge.fragment] for edge in edges]
         self._arrivals_s += [_no_times() for _ in edges]
-        self._how, self._bound = how, _bound(how)
+        for number in self._present:
+            edge = self.edges[number]
+            self._between[id(self._exchanges[number]), edge.sender, edge.receiver].append(number)
+        self._how = how
 
     def begin_epoch(
         self,
@@ -92,7 +97,7 @@ class AsyncUpdates:
         """
         if synchronisation.has_outer_step and synchronisation.exchange_settings != self._how.exchange_settings:
             self._begin_part(step, edges, synchronisation)
-        self._how, self._bound = synchronisation, _bound(synchronisation)
+        self._how = synchronisation
         number = {name: actor for actor, name in enumerate(actors)}
         self._actors = actors
         self._outgoing, self._incoming = defaultdict(list), defaultdict(list)
@@ -161,11 +166,12 @@ class AsyncUpdates:
 
     def _allowed_s(self, step: int, actor: int) -> float | None:
         """Return the earliest start of an actor's step, seconds; None if not known yet, 0 without a staleness bound."""
-        if self._bound is None:
+        bound = _bound(self._how)
+        if bound is None:
             return 0.0
         latest_s = self._settled_s[self._actors[actor]] if step == self._settles else 0.0
         for edge in self._incoming.get(actor, ()):
-            exchanges = self._exchanges[edge].before(step - self._bound)
+            exchanges = self._exchanges[edge].before(step - bound)
             if exchanges:
                 if len(self._arrivals_s[edge]) < exchanges:
                     return None
@@ -188,13 +194,9 @@ class AsyncUpdates:
 
         Only updates of the same fragment count, with the same settings.
         """
-        edge, exchanges = self.edges[number], self._exchanges[number]
-        found = [
-            bisect_right(arrivals_s, now_s)
-            for other, shared, arrivals_s in zip(self.edges, self._exchanges, self._arrivals_s, strict=True)
-            if shared is exchanges and (other.sender, other.receiver) == (edge.receiver, edge.sender)
-        ]
-        return min(found, default=0)
+        edge = self.edges[number]
+        back = self._between.get((id(self._exchanges[number]), edge.receiver, edge.sender), ())
+        return min((bisect_right(self._arrivals_s[each], now_s) for each in back), default=0)
 
 
 def _no_times() -> "array[float]":

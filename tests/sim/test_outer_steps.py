@@ -18,6 +18,7 @@ from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
 
 # A layer's pseudo-gradients take a second on a link for so many bytes.
 BYTES_PER_S = 4000
@@ -102,6 +103,20 @@ def test_fragments_leave_one_after_the_other() -> None:
     assert found == [*each, *((step + 6, size_bytes) for step, size_bytes in each)]
     # Fragment 0 leaves from 2 to 3.25, a quarter of a second too late for the step that begins at 3.
     assert begins_s(record, "device-0")[:5] == [0, 1, 2, 3.25, 4.25]
+
+
+def test_exchanges_change_when_all_that_is_under_way_has_arrived() -> None:
+    scenario, plan = regions([1.0, 1.0], [2.25], 4, OuterStep(overlap_steps=3), 0.25)
+    how = plan.synchronisation
+    other = replace(how, interval_steps=2, outer=replace(how.outer, overlap_steps=1))
+    packed = replace(other, outer=replace(other.outer, compression="int8"))
+    # Sent at 4, needed at 5 since step 5 begins with other settings, arrived at 6.5; then sent at 7.5, needed at 8.5.
+    for later, begins, size_bytes in ((other, 10.0, 9000), (packed, 8.5, 9 * (250 + 4))):
+        policy = Scripted({3: replace(plan, synchronisation=later)})
+        record = Simulator().run(scenario, plan, policy, 8)
+        assert begins_s(record, "device-0") == [0, 1, 2, 3, 4, 6.5, 7.5, begins]
+        found = [(event.step, event.size_bytes) for event in sends(record, "device-0")]
+        assert found == [(3, 9000), (5, size_bytes), (7, size_bytes)]
 
 
 def test_a_single_pipeline_sends_nothing_and_never_waits() -> None:

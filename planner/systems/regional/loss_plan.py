@@ -1,7 +1,9 @@
 """A plan to a loss: what it is wanted for, how it trains, and what it takes."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
@@ -11,6 +13,10 @@ TIME, COST = "time-to-loss", "cost-to-loss"
 LOSS_OBJECTIVES = (TIME, COST)
 
 DILOCO, STREAMING = "diloco", "diloco-streaming"
+
+# Intervals and fragments that are tried.
+INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+FRAGMENTS = (1, 2, 4, 8)
 
 # Learning rate of outer steps with momentum (arXiv 2311.08105).
 _LEARNING_RATE = 0.7
@@ -96,6 +102,20 @@ def mode_of(plan: Plan) -> TrainingMode:
         return TrainingMode(how.method, plan.global_batch)
     settings = (outer.fragments, outer.compression, outer.momentum)
     return TrainingMode(how.method, plan.global_batch, len(plan.pipelines), how.interval_steps, *settings)
+
+
+def outer_modes(law: LossLaw, mode: TrainingMode, methods: Sequence[str], layers: int) -> Iterator[TrainingMode]:
+    """Yield a mode with other exchanges, for a model with this many layers.
+
+    These have every compression of the law, every one of the methods, and every number of fragments and interval that
+    is tried; the interval changes first.
+    """
+    for compression, method in product(law.compressions, methods):
+        for fragments in (1,) if method == DILOCO else tuple(each for each in FRAGMENTS if each <= layers):
+            for interval in INTERVALS:
+                if fragments <= interval:
+                    exchanges = replace(mode, method=method, compression=compression, fragments=fragments)
+                    yield replace(exchanges, interval_steps=interval)
 
 
 def most_overlap(mode: TrainingMode) -> int:

@@ -21,8 +21,7 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.observed_paths import learn_slowdowns
-from planner.systems.regional.loss_plan import STREAMING, mode_of, most_overlap
-from planner.systems.regional.search import INTERVALS
+from planner.systems.regional.loss_plan import INTERVALS, STREAMING, mode_of, most_overlap
 
 
 class StreamingPolicy:

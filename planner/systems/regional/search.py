@@ -13,7 +13,7 @@ the schedule that is the quickest in all regions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, groupby
 from math import ceil
 
 from planner.check import is_possible
@@ -31,6 +31,7 @@ from planner.systems.regional.loss_plan import (
     LossGoal,
     LossPlan,
     most_overlap,
+    outer_modes,
     outer_settings,
 )
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
@@ -39,10 +40,6 @@ from traces.common.errors import InputError
 
 MOST_REGIONS, MOST_SUMMED = 4, 3
 _MOST_JOINED = 2
-
-# Intervals and fragments that are tried.
-INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-FRAGMENTS = (1, 2, 4, 8)
 
 # Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
 # its links. In clusters of more devices, for which that takes minutes, links have their declared rates.
@@ -112,13 +109,13 @@ class _Search:
         if not is_possible(base, self._scenario):
             return
         layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
-        for compression, method in product(self._goal.law.compressions, (DILOCO, STREAMING)):
-            for fragments in (1,) if method == DILOCO else tuple(n for n in FRAGMENTS if n <= layers):
-                mode = TrainingMode(method, base.global_batch, len(base.pipelines), fragments, fragments, compression)
-                times = paths.times(outer_settings(mode, 0))
-                for interval in INTERVALS:
-                    if fragments <= interval:
-                        yield from self._with(base, inner_s, times, replace(mode, interval_steps=interval))
+        mode = TrainingMode(DILOCO, base.global_batch, len(base.pipelines))
+        modes = outer_modes(self._goal.law, mode, (DILOCO, STREAMING), layers)
+        for _, alike in groupby(modes, lambda each: (each.compression, each.method, each.fragments)):
+            first, *others = alike
+            times = paths.times(outer_settings(first, 0))
+            for each in (first, *others):
+                yield from self._with(base, inner_s, times, each)
 
     def _with(
         self, base: Plan, inner_s: Sequence[float], times: ExchangeTimes, mode: TrainingMode

@@ -24,10 +24,12 @@ from planner.runs.record import RunRecord
 from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Optimizer
 from sim.simulator import Simulator
+from tests.executor.runtime.test_asynchronous import versions
 from tests.helpers.processes.separate import Separate, train_separately
 from tests.helpers.processes.training import MODELS, hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.strategies.manual_transport import Pipelines
 from tests.helpers.strategies.scripted_policy import Scripted
+from tests.sim.test_outer_steps import regions as timed_regions
 
 CODE = ModelCode(MODELS / "digits.py", {"width": 8, "depth": 3})
 LAYERS = 4
@@ -279,6 +281,40 @@ def updates_sent(record: RunRecord) -> list[tuple[str, str | None, int, int]]:
         if event.kind is EventKind.SEND and event.action == UPDATE_ACTION
     ]
     return sorted(found, key=lambda each: each[:2])
+
+
+@pytest.mark.slow
+def test_updates_around_a_change_are_as_stale_as_in_the_simulator() -> None:
+    """Steps take 0.4 s; updates arrive 0.2 and 0.3 s after one."""
+    outer = OuterStep(fragments=2, pattern="strided", overlap_steps=1)
+    scenario, plan = timed_regions([0.4, 0.4], [0.15, 0.25], 4, outer, 0.05)
+    later = {3: changed(plan, 6, fragments=1, overlap_steps=2), 9: changed(plan, 2)}
+    simulated = Simulator().run(scenario, plan, Scripted(later), 16)
+    real = TorchBackend("paced", emulator="shaper").run(scenario, plan, Scripted(later), 16)
+    assert versions(real.events) == versions(simulated.events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("joins", "changes"), [((1, 6), 1), ((4, 6), 1), ((4, 6), 4), ((1, 7), 5)])
+def test_a_replica_that_comes_later_knows_the_exchanges(joins: tuple[int, int], changes: int, tmp_path: Path) -> None:
+    """A device joins the first worker after, in and before the step with which the exchanges change, and leaves it."""
+    scenario = scenario_of(3, OPTIMIZERS[1])
+    plan = hybrid_plan(scenario, "1f1b", [([(LAYERS, [1.0])], [4, 2]), ([(LAYERS, [1.0])], [6])])
+    outer = OuterStep(fragments=2, overlap_steps=2)
+    plan = replace(plan, synchronisation=Synchronisation("diloco-streaming", interval_steps=4, outer=outer))
+    later, present = {}, plan
+    for step in sorted({*joins, changes}):
+        if step == changes:
+            present = replace(present, synchronisation=changed(plan, 3, fragments=3, overlap_steps=1).synchronisation)
+        if step in joins:
+            first = ("device-0", "device-2") if step == joins[0] else ("device-0",)
+            present = replace(rented(plan, first, ("device-1",)), synchronisation=present.synchronisation)
+        later[step] = present
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 14)
+    expected = train_separately(scenario, plan, 14, {changes + 2: present.synchronisation})
+    assert record.losses == pytest.approx(expected.losses, rel=1e-5)
+    torch.testing.assert_close(load_file(target), mean_of(expected), rtol=1e-5, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(7, marks=pytest.mark.slow)])

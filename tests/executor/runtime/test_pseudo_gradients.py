@@ -66,15 +66,16 @@ def test_a_value_that_is_not_finite_is_seen_by_others(compression: str, wrong: f
         assert not unpack_layer(settings, pack_layer(settings, values), 500).isfinite().all()
 
 
-@given(SETTINGS, st.integers(1, 6))
-def test_error_feedback_loses_nothing(settings: OuterStep, exchanges: int) -> None:
-    """What was sent so far, and what is left out, is the sum of all pseudo-gradients."""
+@given(st.lists(SETTINGS, min_size=1, max_size=6))
+def test_error_feedback_loses_nothing(exchanges: list[OuterStep]) -> None:
+    """What was sent so far, by any settings, and what is left out, is the sum of all pseudo-gradients."""
     layer = nn.Linear(30, 20)
     parameters = FlatParameters([layer])
     begun = parameters.parameters()
-    state = OuterState(settings, lambda index: parameters, [0], {})
+    state = OuterState(exchanges[0], lambda index: parameters, [0], {})
     sent, wanted = torch.zeros_like(begun), torch.zeros_like(begun)
-    for number in range(exchanges):
+    for number, settings in enumerate(exchanges):
+        state.use(settings)
         parameters.put_parameters(begun - drawn(begun.numel(), number))
         wanted += begun - parameters.parameters()
         sent += unpack_layer(settings, state.pack(0), begun.numel())

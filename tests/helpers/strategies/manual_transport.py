@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -149,7 +150,7 @@ class Pipelines:
             common = (transport, cast(Compute, compute), scenario.model, self.clock, rows)
             updates: PipelineUpdates | OuterUpdates
             if plan.synchronisation.has_outer_step:
-                updates = OuterUpdates(plan, edges, device, 0, steps, *common, {})
+                updates = OuterUpdates(plan, partial(update_edges, scenario=scenario), device, 0, steps, *common, {})
             else:
                 updates = PipelineUpdates(plan, edges, device, exchanges, *common)
             self.computes.append(compute)
