@@ -7,8 +7,9 @@ momentum that the law covers.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In
-more regions, workers are the quickest regions in their order, for each number of them, and all regions but one, with
-the schedule that is the quickest in all regions.
+more regions, gradients are summed over all of them or, where prices count, over one. Workers are then the quickest
+regions in their order, for each number of them, and all regions but one, with the schedule that is the quickest in all
+regions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from planner.systems.auto.objective import Objective, contended_step_time_s, tra
 from planner.systems.auto.robust import mean_step_s
 from planner.systems.auto.strategy import plan_for
 from planner.systems.regional.loss_plan import (
+    COST,
     DILOCO,
     STREAMING,
     TIME,
@@ -57,7 +59,7 @@ def plan_to_loss(scenario: Scenario, goal: LossGoal) -> FoundPlan:
     # Laws do not know what rounding the messages between stages costs.
     scenario = replace(scenario, training=replace(scenario.training, compressions=("none",)))
     search = _Search(scenario, goal)
-    summed_plans, failure = _summed(scenario)
+    summed_plans, failure = _summed(scenario, goal)
     summed = [each for plan in summed_plans for each in search.synchronous(plan)]
     candidates = [*summed, *(each for base in search.bases(summed_plans) for each in search.outer(*base))]
     found = search.over_traces(candidates)
@@ -228,13 +230,15 @@ def _partial_partitions(regions: Sequence[str]) -> Iterator[tuple[tuple[str, ...
                 yield ((first, *others), *blocks)
 
 
-def _summed(scenario: Scenario) -> tuple[list[Plan], InputError | None]:
+def _summed(scenario: Scenario, goal: LossGoal) -> tuple[list[Plan], InputError | None]:
     """Return plans that sum gradients in every step, and why there is none for all regions, if so."""
     regions = scenario.cluster.regions
     if len(regions) <= MOST_SUMMED:
         sets = [each for count in range(1, len(regions) + 1) for each in combinations(regions, count)]
     else:
-        sets = [tuple(regions)]
+        # The search leaves out regions that make steps longer, but not those that only make them dearer.
+        is_cheap = goal.name == COST or goal.budget_per_hour is not None
+        sets = [*((region,) for region in regions if is_cheap), tuple(regions)]
     plans, failure = [], None
     for each in sets:
         try:
