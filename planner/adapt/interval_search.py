@@ -21,16 +21,21 @@ _WAITING = 0.15
 _URGENT = 1.5
 
 # Number of intervals over which steps are measured; the first steps of an interval are not yet held up.
-MEASURED_INTERVALS = 2
+_MEASURED_INTERVALS = 2
 
 # Number of measurements without waiting before the first trial of a smaller number, and the most before a later one.
 _CALM, _MOST_CALM = 4, 64
 
 
 class IntervalTimes:
-    """Measures the times of steps over whole intervals, during a run."""
+    """Measures the times of steps over whole intervals, during a run.
 
-    def __init__(self) -> None:
+    Args:
+        least_steps: Returns over how many steps to measure with an interval, a multiple of it.
+    """
+
+    def __init__(self, least_steps: Callable[[int], int]) -> None:
+        self._least_steps = least_steps
         self._settings: object = None
         self._ends_s: list[float] = []
 
@@ -43,16 +48,16 @@ class IntervalTimes:
             expected_s: The expected time of a step, seconds.
 
         Returns:
-            The times of the steps of the last `MEASURED_INTERVALS` intervals, seconds, if as many have just ended with
-            the settings of ``plan``, and as many before. Those of the last interval if they took `_URGENT` times as
-            long as expected. An empty list otherwise.
+            The times of the last ``least_steps`` steps, seconds, if as many have just ended with the settings of
+            ``plan``, and as many before. Those of the last interval if they took `_URGENT` times as long as expected.
+            An empty list otherwise.
         """
         settings = (observation.plan.synchronisation, plan.synchronisation)
         if settings[0] != settings[1] or settings != self._settings:
             self._settings, self._ends_s = settings, []
         self._ends_s.append(observation.end_s)
         interval, steps = plan.synchronisation.interval_steps, len(self._ends_s) - 1
-        count = MEASURED_INTERVALS * interval
+        count = self._least_steps(interval)
         if steps < count or steps % interval:
             return []
         if steps > count and not steps % count:
@@ -73,7 +78,7 @@ class IntervalSearch:
 
     def __init__(self, choices: Sequence[int]) -> None:
         self._choices = choices
-        self._times = IntervalTimes()
+        self._times = IntervalTimes(lambda interval: _MEASURED_INTERVALS * interval)
         self._calm = 0
         self._trial_after = _CALM
         self._is_trial = False

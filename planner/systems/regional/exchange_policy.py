@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import inf
 from statistics import mean, median
 
-from planner.adapt.interval_search import MEASURED_INTERVALS, IntervalTimes
+from planner.adapt.interval_search import IntervalTimes
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.plan.outer_step import OuterStep
@@ -41,12 +41,20 @@ TRIAL_SHARE = 0.1
 # which this step must have changed, so that all times are computed anew.
 _WAITING, _CHANGED = 0.05, 0.01
 
+# Number of steps over which times are measured, and of those before, which may not yet wait as later ones do.
+_MEASURED_STEPS = 8
+
 # Factors by which links may be slower than declared, rising, and how many of them double one.
 _DOUBLING = 8
 _FACTORS = tuple(2 ** (power / _DOUBLING) for power in range(-6 * _DOUBLING, 10 * _DOUBLING + 1))
 
 # Estimated time to compute the time of a step with exchanges, seconds (0.2 to 1.7 ms for 2 to 64 workers, measured).
 _THINKING_S = 0.001
+
+
+def _measured_steps(interval: int) -> int:
+    """Return over how many steps an interval is measured: `_MEASURED_STEPS` or more, in whole intervals."""
+    return -(-_MEASURED_STEPS // interval) * interval
 
 
 class AnyMethodPolicy(AutoPolicy):
@@ -84,7 +92,7 @@ class ExchangePolicy:
         self._slowdown: dict[str, float] = {}
         self._paths: ExchangePaths | None = None
         self._times_of: dict[tuple[int, str, str], ExchangeTimes] = {}
-        self._measured = IntervalTimes()
+        self._measured = IntervalTimes(_measured_steps)
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
         # The factor of all links, as an index of `_FACTORS`: what is assumed, and the largest one that may be true.
@@ -143,7 +151,7 @@ class ExchangePolicy:
 
     def _trial_cost_s(self, plan: Plan) -> float:
         """Return the seconds for which training waits by the largest factor, until that is measured."""
-        steps = DECISION_LAG_STEPS + 2 * MEASURED_INTERVALS * plan.synchronisation.interval_steps
+        steps = DECISION_LAG_STEPS + 2 * _measured_steps(plan.synchronisation.interval_steps)
         return steps * (self._step_s(plan, self._largest) - self._inner_s)
 
     def _better(self, plan: Plan, factor: int, choices: Sequence[Plan]) -> Plan | None:

@@ -11,6 +11,7 @@ from planner.adapt.policy import Policy
 from planner.check import check_plan
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
+from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.convergence import SHAPE, TERMS, LossLaw
@@ -18,7 +19,7 @@ from planner.scenario.scenario import Scenario
 from planner.systems.regional.loss_plan import STREAMING, mode_of
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
-from tests.planner.systems.test_streaming_policy import ended_s, slowed
+from tests.planner.systems.test_streaming_policy import slowed
 from tests.sim.test_outer_steps import BYTES_PER_S, regions
 from traces.trace import LinkTrace
 
@@ -31,14 +32,18 @@ def with_law(scenario: Scenario) -> Scenario:
     return replace(scenario, training=replace(scenario.training, convergence=LAW))
 
 
-def progress(scenario: Scenario, plan: Plan, policy: Policy | None, steps: int) -> float:
-    """By how many steps with sums of gradients a run comes nearer to the loss in a second, by the law."""
-    record = Simulator().run(scenario, plan, policy, steps)
+DURATION_S = 600.0
+
+
+def progress(scenario: Scenario, plan: Plan, policy: Policy | None) -> float:
+    """By how many steps with sums of gradients a run of `DURATION_S` comes nearer to the loss, by the law."""
+    record = Simulator(duration_s=DURATION_S).run(scenario, plan, policy, 10**6)
+    steps = measure(record).steps
     plans = [plan] * steps
     for decision in record.decisions:
         check_plan(decision.plan, scenario)
         plans[decision.first_step :] = [decision.plan] * (steps - decision.first_step)
-    return sum(1 / LAW.price(mode_of(each)) for each in plans) / ended_s(record)
+    return sum(1 / LAW.price(mode_of(each)) for each in plans)
 
 
 def course(interval: int, factors: list[tuple[float, float]]) -> tuple[Scenario, Plan]:
@@ -62,15 +67,14 @@ RATES = st.lists(st.tuples(st.floats(5, 300), st.floats(1 / 64, 4)), min_size=1,
 @example(20, [(600.0, 1.0)])
 def test_no_course_of_a_link_costs_much(interval: int, factors: list[tuple[float, float]]) -> None:
     scenario, plan = course(interval, factors)
-    kept = progress(scenario, plan, None, 400)
-    assert progress(scenario, plan, make_policy("auto", scenario), 400) >= 0.95 * kept
+    assert progress(scenario, plan, make_policy("auto", scenario)) >= 0.95 * progress(scenario, plan, None)
 
 
 @pytest.mark.parametrize(("share", "least"), [(1 / 8, 1.1), (1 / 50, 1.05)])
 def test_a_slow_link_is_answered_with_compression_and_intervals(share: float, least: float) -> None:
     scenario, plan = course(5, [(40.0, 1.0), (300.0, share), (1000.0, 1.0)])
     kept, streaming, auto = (
-        progress(scenario, plan, None if name is None else make_policy(name, scenario), 500)
+        progress(scenario, plan, None if name is None else make_policy(name, scenario))
         for name in (None, "streaming", "auto")
     )
     assert auto >= least * kept
