@@ -70,14 +70,14 @@ def test_no_course_of_a_link_costs_much(interval: int, factors: list[tuple[float
     assert progress(scenario, plan, make_policy("auto", scenario)) >= 0.95 * progress(scenario, plan, None)
 
 
-@pytest.mark.parametrize(("share", "least"), [(1 / 8, 1.1), (1 / 50, 1.05)])
-def test_a_slow_link_is_answered_with_compression_and_intervals(share: float, least: float) -> None:
+@pytest.mark.parametrize("share", [1 / 8, 1 / 50])
+def test_a_slow_link_is_answered_with_compression_and_intervals(share: float) -> None:
     scenario, plan = course(5, [(40.0, 1.0), (300.0, share), (1000.0, 1.0)])
     kept, streaming, auto = (
         progress(scenario, plan, None if name is None else make_policy(name, scenario))
         for name in (None, "streaming", "auto")
     )
-    assert auto >= least * kept
+    assert auto >= 1.3 * kept
     assert auto >= streaming
 
 
