@@ -43,7 +43,7 @@ class IntervalTimes:
         """Add a finished step.
 
         Args:
-            observation: The step.
+            observation: What was measured in the step.
             plan: The plan of the last decision.
             expected_s: The expected time of a step, seconds.
 
