@@ -1,6 +1,7 @@
 """Strategy ``auto``: the search beside plans of other strategies, repeated for sets of regions and for bad windows."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import inf
 
 from planner.plan.plan import Plan
@@ -141,10 +142,23 @@ def _published(scenario: Scenario) -> Iterator[Plan]:
     for strategy, most_devices, most_layers, most_samples in _SEEDS:
         if devices > most_devices or layers > most_layers or samples > most_samples:
             continue
-        try:
-            yield strategy(scenario)
-        except InputError:
-            continue
+        listings = [scenario]
+        if strategy is deepcee and len(scenario.cluster.regions) > 1:
+            # Where regions are equally far apart, it takes them in the order of listing, which tells nothing.
+            listings.append(_listed_backwards(scenario))
+        for listed in listings:
+            try:
+                yield strategy(listed)
+            except InputError:
+                continue
+
+
+def _listed_backwards(scenario: Scenario) -> Scenario:
+    """Return the scenario with its regions in reverse order, each with its devices in their order."""
+    cluster = scenario.cluster
+    backwards = [*cluster.regions][::-1]
+    devices = sorted(cluster.devices, key=lambda device: backwards.index(device.region))
+    return replace(scenario, cluster=replace(cluster, devices=tuple(devices)))
 
 
 def robust_plan(scenario: Scenario, objective: Objective, quantile: float) -> Plan:
