@@ -10,7 +10,7 @@ import simpy
 
 from planner.adapt.migration import LayerTransfer
 from planner.check.paths import between_stages
-from planner.cost.synchronisation import syncer_pairs, update_edges
+from planner.cost.synchronisation import UpdateEdge, syncer_pairs, update_edges
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.compile import compile_step
@@ -52,7 +52,7 @@ class Epoch:
         return self.ready_s.get(device, self.earliest_s)
 
     def communicating_pairs(
-        self, scenario: Scenario, backups: Iterable[LayerTransfer], *, adapts: bool
+        self, scenario: Scenario, edges: Iterable[UpdateEdge], backups: Iterable[LayerTransfer], *, adapts: bool
     ) -> dict[tuple[str, str], bool]:
         """Return the pairs (source, target) of devices that communicate; True if also outside of a step's graph.
 
@@ -64,7 +64,7 @@ class Epoch:
         pairs = {(actors[sender], actors[receiver]): False for sender, receiver in channels}
         for pipeline in self.plan.pipelines if adapts else ():
             pairs |= dict.fromkeys(between_stages(pipeline), False)
-        pairs |= {(edge.sender, edge.receiver): True for edge in update_edges(self.plan, scenario)}
+        pairs |= {(edge.sender, edge.receiver): True for edge in edges}
         pairs |= dict.fromkeys(syncer_pairs(self.plan), True)
         return pairs | {(each.source, each.target): True for each in (*self.transfers, *backups)}
 
@@ -92,7 +92,8 @@ class EpochRun:
         clocks_s = [*self._devices.clock_s.tolist(), *(epoch.ready_at_s(each.source) for each in epoch.transfers)]
         self._environment = simpy.Environment(min(clocks_s))
         self._backups = BackupFlows(plan, scenario, backup_every, epoch.first_step)
-        pairs = epoch.communicating_pairs(scenario, self._backups.moves, adapts=policy is not None)
+        edges = update_edges(plan, scenario)
+        pairs = epoch.communicating_pairs(scenario, edges, self._backups.moves, adapts=policy is not None)
         self.network = Network(self._environment, scenario, pairs, plan.connections)
         is_decoupled = plan.synchronisation.is_decoupled
         # Then the gate holds nobody back: workers may take more steps than the run has global batches.
@@ -113,7 +114,6 @@ class EpochRun:
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
         self._unseen: list[StepRun] = []
         self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
-        edges = update_edges(plan, scenario)
         first = updates.begin_epoch(epoch.first_step, edges, plan.synchronisation, actors, epoch.ready_at_s)
         self._send_updates(first)
         waiting = self._transfer.waiting

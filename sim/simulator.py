@@ -9,7 +9,6 @@ from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import Decision, Policy
 from planner.check import check_plan
 from planner.check.paths import check_traces_last
-from planner.cost.synchronisation import update_edges
 from planner.events.event import fault_events
 from planner.events.file import EventFile, EventSpool
 from planner.events.log import EventLog
@@ -93,7 +92,7 @@ class Run:
         devices = [device.name for device in scenario.cluster.devices]
         self._recorder = Recorder(devices, probes=adaptation is not None, spool=spool)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
-        self._updates = AsyncUpdates(update_edges(plan, scenario), plan.synchronisation, stop.steps)
+        self._updates = AsyncUpdates(plan.synchronisation, stop.steps)
 
     def run(self) -> EventLog | EventFile:
         """Return all events of the run.

@@ -28,7 +28,7 @@ from planner.systems.cloudless.strategy import cloudless, greedy
 from planner.systems.deepcee.policy import DeepceePolicy, DepthPolicy
 from planner.systems.deepcee.strategy import deepcee
 from planner.systems.regional.exchange_policy import AnyMethodPolicy
-from planner.systems.regional.policy import StreamingPolicy
+from planner.systems.regional.streaming_policy import StreamingPolicy
 from planner.systems.user_code import call_in_time, limit_of, load_function
 from traces.common.errors import InputError, find_by_name, shown
 

@@ -37,12 +37,11 @@ class AsyncUpdates:
     settings change with an epoch, pipelines take all outer steps before that are under way, and further edges begin.
 
     Args:
-        edges: Every pair of devices between which updates are sent in the first epoch.
         synchronisation: That of the first epoch.
         steps: Number of steps of the run.
     """
 
-    def __init__(self, edges: Sequence[UpdateEdge], synchronisation: Synchronisation, steps: int) -> None:
+    def __init__(self, synchronisation: Synchronisation, steps: int) -> None:
         self.edges: list[UpdateEdge] = []
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
         self._fragments: Sequence[FragmentExchanges] = ()
@@ -57,7 +56,7 @@ class AsyncUpdates:
         # another object.
         self._departed_s: dict[tuple[str, str], float] = {}
         self._free_s: dict[tuple[str, str], float] = {}
-        self._begin_part(0, edges, synchronisation)
+        self._how = synchronisation
         self._actors: Sequence[str] = ()
         # Numbers of the edges by the actor that sends, and by the one that receives.
         self._outgoing: dict[int, list[int]] = {}
@@ -80,7 +79,6 @@ class AsyncUpdates:
         for number in self._present:
             edge = self.edges[number]
             self._between[id(self._exchanges[number]), edge.sender, edge.receiver].append(number)
-        self._how = how
 
     def begin_epoch(
         self,
@@ -92,10 +90,12 @@ class AsyncUpdates:
     ) -> list[UpdateMessage]:
         """Take over the actors of an epoch, the name of each actor's device; return updates that they send first.
 
-        These have the sums of the steps since the last exchange, and are sent if the interval changes. ``ready_at_s``
-        gives the second at which a device begins the epoch.
+        These have the sums of the steps since the last exchange, and are sent if the interval changes. ``edges`` are
+        every pair of devices between which the epoch's plan sends updates. ``ready_at_s`` gives the second at which a
+        device begins the epoch.
         """
-        if synchronisation.has_outer_step and synchronisation.exchange_settings != self._how.exchange_settings:
+        changes = synchronisation.exchange_settings != self._how.exchange_settings
+        if not self.edges or (changes and synchronisation.has_outer_step):
             self._begin_part(step, edges, synchronisation)
         self._how = synchronisation
         number = {name: actor for actor, name in enumerate(actors)}

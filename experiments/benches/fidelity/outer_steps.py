@@ -67,8 +67,9 @@ def measure_outer_steps(quick: bool, tell: Callable[[str], None]) -> BenchResult
     """Run every case in both backends, with paced compute over emulated links, and compare throughputs and bytes."""
     emulator = choose_emulator("relay", tell)
     outcomes: list[Outcome] = []
+    kept = KeptRuns(None)
     for case in list(outer_step_cases())[:: 3 if quick else 1]:
-        outcomes.append(compare(case, 1 if quick else RUNS, emulator, tell, KeptRuns(None)))
+        outcomes.append(compare(case, 1 if quick else RUNS, emulator, tell, kept))
         tell(f"{case.name}: {100 * outcomes[-1].throughput_error:+.1f} % in throughput")
     waiting = [each for each in outcomes if not each.case.plan.synchronisation.is_decoupled]
     worst = max(abs(each.throughput_error) for each in outcomes)

@@ -184,7 +184,7 @@ def _seconds(way: Callable[[], object], count: int) -> float:
 def _epoch_run(scenario: Scenario, plan: Plan) -> EpochRun:
     """Return the simulation, with its full record, of one step of a plan."""
     return EpochRun(
-        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates((), plan.synchronisation, 1)
+        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates(plan.synchronisation, 1)
     )
 
 

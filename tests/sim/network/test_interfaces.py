@@ -148,7 +148,7 @@ def test_an_interface_that_can_never_fill_changes_nothing(
     # Nor does it cost anything: no line needs events.
     scenario, plan = wide
     epoch_run = EpochRun(
-        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates((), plan.synchronisation, 1)
+        scenario, Epoch(plan), None, StopCondition(1), Recorder(plan.devices), AsyncUpdates(plan.synchronisation, 1)
     )
     assert (epoch_run.network.lines.mode != SHARED).all()
 
