@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import simpy
@@ -17,6 +18,7 @@ from planner.step.compile import compile_step
 from sim.backups import BackupFlows, BackupMessage
 from sim.engine import PostedReceives, StepEngine
 from sim.kernel.devices import make_devices
+from sim.kernel.events import Timer
 from sim.migration import LayerMessage, StateTransfer
 from sim.network.connection import Message
 from sim.network.network import Network
@@ -197,7 +199,9 @@ class EpochRun:
                 self._recorder.add(self._backups.arrive(message))
             case UpdateMessage():
                 self._recorder.add(self.updates.send_event(message))
-                for number, actor in self.updates.arrive(message):
+                waited, means = self.updates.arrive(message)
+                self._send_updates(means)
+                for number, actor in waited:
                     self._enter(number, [actor])
             case LayersMessage():
                 assert self._decoupled is not None
@@ -223,8 +227,16 @@ class EpochRun:
 
     def _send_updates(self, messages: list[UpdateMessage]) -> None:
         for message in messages:
-            edge = self.updates.edges[message.edge]
-            self.network.connection(edge.sender, edge.receiver).send(message)
+            send = partial(self._send_update, message)
+            if self.updates.edges[message.edge].part is None:
+                send()
+            else:
+                # The clock of a device may be ahead, and an arrival before that may let it send means first.
+                Timer(self._environment, message.ready_s, send)
+
+    def _send_update(self, message: UpdateMessage, _: Timer | None = None) -> None:
+        edge = self.updates.edges[message.edge]
+        self.network.connection(edge.sender, edge.receiver).send(message)
 
     def _enter_at(self, number: int, actors: list[int], now_s: float) -> None:
         """Let actors that have waited for it start a step, not before ``now_s``."""

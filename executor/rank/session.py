@@ -24,7 +24,7 @@ from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.decoupled.links import SyncerLink
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.interpreter import Interpreter, Updates
-from executor.runtime.outer_updates import OuterUpdates
+from executor.runtime.outer.updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.staging import Staging
 from executor.transport.transport import Transport

@@ -27,7 +27,7 @@ from executor.recovery.checkpoints import CheckpointFolder
 from executor.runtime.decoupled.common_layers import CommonLayers, Merged
 from executor.runtime.decoupled.links import HELLO, LAST, MARK, NEWS, OVER, SENT, STATE, LayerLink, news_rows, sent_of
 from executor.runtime.decoupled.state_relay import StateRelay
-from executor.runtime.outer_state import NoOuterState, OuterState
+from executor.runtime.outer.state import NoOuterState, OuterState
 from executor.training.flat_state import FlatParameters, model_state
 from executor.training.models.loading import LoadedModel
 from planner.cost.synchronisation import layer_elements

@@ -4,7 +4,7 @@ The format is safetensors. Tensors have the names ``LAYER.PARAMETER``, and ``LAY
 optimizer keeps of a parameter (`executor.training.flat_state.named_state`), so that other programs can read them. Each
 device of a tensor-parallel group has a file with its parts of the sharded tensors, and the first one also has the
 tensors that are not sharded. Pipelines that meet in outer steps add ``LAYER.outer:NAME``
-(executor/runtime/outer_state.py). safetensors has no checksums, so the metadata contains a SHA-256 of the bytes of each
+(executor/runtime/outer/state.py). safetensors has no checksums, so the metadata contains a SHA-256 of the bytes of each
 layer, and one of the header itself.
 """
 

@@ -62,10 +62,12 @@ class IncomingUpdates:
     Args:
         edge: The sender, the receiver (this rank) and the layers.
         post_round: Posts the receive of an update by its number; calls the given function on arrival.
+        noticed: Called with the edge after an arrival, in a thread that receives.
     """
 
     edge: UpdateEdge
     _post_round: Callable[[int, Callable[[RecvHandle], None]], RecvHandle]
+    _noticed: Callable[[UpdateEdge], None]
 
     def __post_init__(self) -> None:
         self._expected = 0
@@ -128,6 +130,7 @@ class IncomingUpdates:
             except PeerLostError as error:
                 self._lost = error
             self._changed.notify_all()
+        self._noticed(self.edge)
 
 
 class UpdateMessages:
@@ -140,6 +143,7 @@ class UpdateMessages:
         exchanges: After which steps updates are sent, by fragment of the model.
         first_step: The first step with these exchanges.
         last_step: The last step of the run.
+        noticed: Called with the edge after the arrival of an update, in a thread that receives.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class UpdateMessages:
         transport: Transport,
         clock: RunClock,
         recorder: EventRecorder,
+        noticed: Callable[[UpdateEdge], None] = lambda edge: None,
     ) -> None:
         self._exchanges = exchanges
         self._first, self._last = first_step, last_step
@@ -159,11 +164,13 @@ class UpdateMessages:
         self._clock = clock
         self._recorder = recorder
         self.outgoing = [edge for edge in edges if edge.sender == device]
-        self.incoming = [IncomingUpdates(edge, partial(self._post, edge)) for edge in edges if edge.receiver == device]
+        self.incoming = [
+            IncomingUpdates(edge, partial(self._post, edge), noticed) for edge in edges if edge.receiver == device
+        ]
         self._publish_last: Callable[[], None] = lambda: None
-        # By fragment and device of another pipeline: its first step whose update had not arrived when the present
-        # interval began.
-        self._known: dict[tuple[int, str], int] = {}
+        # By fragment, device of another pipeline and number of the interval modulo 2: its first step whose update had
+        # not arrived when the interval began. Means are sent in the next interval.
+        self._known: dict[tuple[int, str, int], int] = {}
         self._ended_s: list[float] = []
 
     def hold_last(self, step: int) -> None:
@@ -196,7 +203,8 @@ class UpdateMessages:
             if step == self._first or self._exchanges(fragment).follows(step - 1):
                 arrived[fragment, each.edge.sender].append(each.arrived)
         for (fragment, sender), counts in arrived.items():
-            self._known[fragment, sender] = self._exchanges(fragment).end_of(min(counts))
+            exchanges = self._exchanges(fragment)
+            self._known[fragment, sender, exchanges.before(step) % 2] = exchanges.end_of(min(counts))
 
     def end_step(self, now_s: float) -> None:
         """Note the run second at which a step has ended."""
@@ -204,7 +212,9 @@ class UpdateMessages:
 
     def send(self, edge: UpdateEdge, step: int, values: torch.Tensor, now_s: float) -> None:
         """Send the update of the steps up to ``step``, without waiting."""
-        known = self._known.get((edge.fragment, edge.receiver), self._exchanges(edge.fragment).end_of(0))
+        exchanges = self._exchanges(edge.fragment)
+        exchange = exchanges.before(step + 1) - 1
+        known = self._known.get((edge.fragment, edge.receiver, exchange % 2), exchanges.end_of(0))
         header = torch.frombuffer(bytearray(HEADER.pack(known)), dtype=torch.uint8)
         payload = torch.cat([header, values.view(torch.uint8)])
         assert payload.numel() == HEADER.size + edge.size_bytes, (edge, payload.numel())
@@ -214,7 +224,7 @@ class UpdateMessages:
             return Event(EventKind.SEND, *place, UPDATE_ACTION, start_s, end_s, edge.size_bytes)
 
         departed = self._recorder.sending(self._last, event, now_s)
-        tag = update_tag(self._exchanges(edge.fragment).before(step + 1) - 1, edge.layers[0])
+        tag = update_tag(exchange, edge.layers[0], of_means=edge.carries_means)
         self._transport.send(edge.receiver, tag, payload, now_s, departed)
 
     def log_applied(self, updates: Sequence[Update], now_s: float) -> None:
@@ -228,5 +238,5 @@ class UpdateMessages:
             self._recorder.log(Event(EventKind.UPDATE, *place, "", *times_s, edge.size_bytes, staleness))
 
     def _post(self, edge: UpdateEdge, exchange: int, arrived: Callable[[RecvHandle], None]) -> RecvHandle:
-        size_bytes = HEADER.size + edge.size_bytes
-        return self._transport.post(edge.sender, update_tag(exchange, edge.layers[0]), size_bytes, arrived)
+        tag = update_tag(exchange, edge.layers[0], of_means=edge.carries_means)
+        return self._transport.post(edge.sender, tag, HEADER.size + edge.size_bytes, arrived)

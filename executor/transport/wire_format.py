@@ -134,9 +134,9 @@ def norm_tag(step: int) -> int:
     return _tag(step, _NORM, 0)
 
 
-def update_tag(step: int, first_layer: int) -> int:
-    """Return the tag of an asynchronous update between pipelines that starts at layer ``first_layer``."""
-    return _tag(step, _UPDATE, first_layer)
+def update_tag(exchange: int, first_layer: int, *, of_means: bool = False) -> int:
+    """Return the tag of an update between pipelines that starts at layer ``first_layer``, or of one of means."""
+    return _tag(exchange, _UPDATE, 2 * first_layer + of_means)
 
 
 def move_tag(step: int, number: int) -> int:

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
+from planner.plan.outer_step import EXCHANGES, OUTER_COMPRESSIONS, PATTERNS, REDUCE_SCATTER, OuterStep
 from planner.plan.plan import DECOUPLED, OUTER_METHODS, Plan
 from planner.scenario.cluster import Cluster
 from traces.common.errors import InputError, find_by_name
@@ -12,6 +12,7 @@ _WHERE = "synchronisation.outer"
 # The settings with other values than these need the method that streams.
 _STREAMING = ("fragments", "pattern", "overlap_steps", "mixing")
 _DECOUPLED = ("quorum", "grace_s", "syncers")
+_WITHOUT_SYNCERS = ("exchange",)
 
 
 def check_outer_step(plan: Plan) -> None:
@@ -40,6 +41,7 @@ def check_outer_step(plan: Plan) -> None:
     _check_compression(outer)
     if how.is_decoupled:
         _check_quorum(plan, outer)
+        _check_plain(how.method, outer, _WITHOUT_SYNCERS, "has syncers", " or ".join(OUTER_METHODS[:-1]))
     else:
         _check_plain(how.method, outer, _DECOUPLED, "waits for all pipelines", DECOUPLED)
     if how.method == "diloco":
@@ -79,6 +81,13 @@ def _check_compression(outer: OuterStep) -> None:
     if not 0 <= outer.feedback <= 1:
         valid = "give the share of what was not sent that is kept, from 0 to 1"
         raise _refused("an error feedback", outer.feedback, "feedback", valid)
+    find_by_name(outer.exchange, dict.fromkeys(EXCHANGES), "exchange", where=f"{_WHERE}.exchange")
+    if outer.exchange == REDUCE_SCATTER and outer.density < 1:
+        raise InputError(
+            f"exchange '{REDUCE_SCATTER}' does not fit a density of {outer.density:g}: means of few values are many",
+            where=f"{_WHERE}.exchange",
+            valid="remove it, or give a density of 1",
+        )
 
 
 def _check_plain(method: str, outer: OuterStep, names: tuple[str, ...], why: str, others: str) -> None:

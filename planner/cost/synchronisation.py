@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 
 from planner.cost.collectives import Exchange, hierarchical_exchanges, ring_exchanges, tree_exchanges
 from planner.cost.network import ConstantRatePath
+from planner.plan.outer_step import REDUCE_SCATTER
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
@@ -230,6 +231,8 @@ class UpdateEdge:
         layers: First and end index (exclusive) of the layers that both devices hold.
         size_bytes: Bytes of an update: the gradients or the parameters of these layers, of all devices of a group.
         fragment: Index of the fragment of the model that the layers belong to.
+        part: Index of the pipeline to which the part of the layers belongs that the update contains: the receiver's for
+            pseudo-gradients, the sender's for their means. None for the whole layers.
     """
 
     sender: str
@@ -239,6 +242,12 @@ class UpdateEdge:
     layers: tuple[int, int]
     size_bytes: int
     fragment: int = 0
+    part: int | None = None
+
+    @property
+    def carries_means(self) -> bool:
+        """Whether the update contains means of pseudo-gradients, which the sender has received before."""
+        return self.part == self.pipelines[0]
 
 
 def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
@@ -260,7 +269,7 @@ def update_edges(plan: Plan, scenario: Scenario) -> tuple[UpdateEdge, ...]:
 def _edges(
     pipelines: tuple[int, int], sending: Stage, receiving: tuple[int, Stage], plan: Plan, scenario: Scenario
 ) -> Iterator[UpdateEdge]:
-    """Yield the updates from one stage to another one, whose index comes first: one for each run of shared layers."""
+    """Yield the updates from one stage to another one, whose index comes first, for each run of shared layers."""
     index, target = receiving
     ends = (sending.replicas[0], target.replicas[0])
     degree = min(replica.tensor_parallel for replica in ends)
@@ -268,9 +277,17 @@ def _edges(
         for start, stop in runs:
             first = max(sending.first_layer, target.first_layer, start)
             end = max(first, min(sending.end_layer, target.end_layer, stop))
-            size_bytes = _update_bytes(plan, scenario, range(first, end), degree)
-            if size_bytes:
-                yield UpdateEdge(ends[0].device, ends[1].device, pipelines, index, (first, end), size_bytes, fragment)
+            for part in _parts(plan, pipelines):
+                size_bytes = _update_bytes(plan, scenario, range(first, end), degree, part)
+                if size_bytes:
+                    devices = (ends[0].device, ends[1].device)
+                    yield UpdateEdge(*devices, pipelines, index, (first, end), size_bytes, fragment, part)
+
+
+def _parts(plan: Plan, pipelines: tuple[int, int]) -> tuple[int | None, ...]:
+    """Return the parts of layers that a pipeline sends to another one: pseudo-gradients of its, means of the own."""
+    sender, receiver = pipelines
+    return (receiver, sender) if plan.synchronisation.outer.exchange == REDUCE_SCATTER else (None,)
 
 
 def syncer_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -300,13 +317,14 @@ def layer_elements(plan: Plan, scenario: Scenario) -> list[dict[str, tuple[int, 
     return found
 
 
-def _update_bytes(plan: Plan, scenario: Scenario, layers: range, degree: int) -> int:
+def _update_bytes(plan: Plan, scenario: Scenario, layers: range, degree: int, part: int | None) -> int:
     """Return the bytes of an update of consecutive layers; pseudo-gradients are packed layer by layer."""
     how = plan.synchronisation
     if not how.has_outer_step:
         return group_bytes(scenario, layers.start, layers.stop, degree)
     sizes = (group_bytes(scenario, layer, layer + 1, degree) for layer in layers)
-    return sum(how.outer.packed_bytes(size_bytes // FLOAT32_BYTES) for size_bytes in sizes)
+    count = len(plan.pipelines)
+    return sum(how.outer.part_bytes(size_bytes // FLOAT32_BYTES, part, count) for size_bytes in sizes)
 
 
 def _fragments(plan: Plan, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -14,6 +14,10 @@ PATTERNS = ("sequential", "strided")
 # Formats of the values of pseudo-gradients: float32, bfloat16, or integers with one float32 scale for each chunk.
 OUTER_COMPRESSIONS = ("none", "bf16", "int8", "int4")
 
+# How pipelines come to the mean of their pseudo-gradients, named after the collective operations.
+ALLGATHER, REDUCE_SCATTER = "allgather", "reduce-scatter"
+EXCHANGES = (ALLGATHER, REDUCE_SCATTER)
+
 # Most values of a layer that share a scale; with a density below 1, among which the largest ones are chosen.
 _DENSE_CHUNK = 256
 _SPARSE_CHUNK = 4096
@@ -50,6 +54,10 @@ class OuterStep:
             SparseLoCo (arXiv 2508.15706); above 0, and 1 for all.
         feedback: What compression has left out is multiplied by this factor, from 0 to 1, and added to the next
             pseudo-gradient (error feedback). SparseLoCo has 0.95, and no outer momentum.
+        exchange: How n pipelines come to the mean. With ``allgather`` each sends its pseudo-gradients to every other
+            one: n - 1 times their bytes. With ``reduce-scatter`` a n-th of every layer belongs to each pipeline, which
+            gets that part of all pseudo-gradients, and then sends its mean to all: together 2 (n - 1) / n times the
+            bytes, in two messages one after the other. Means are compressed like pseudo-gradients, with error feedback.
         quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all.
         grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds.
         syncers: Names of the devices that take the outer steps and train nothing: fragment p belongs to the one with
@@ -65,6 +73,7 @@ class OuterStep:
     compression: str = "none"
     density: float = 1.0
     feedback: float = 1.0
+    exchange: str = ALLGATHER
     quorum: int | None = None
     grace_s: float = 0.0
     syncers: tuple[str, ...] = ()
@@ -99,6 +108,13 @@ class OuterStep:
         }[self.compression]
         return count * (row_bytes + (INDEX_BYTES * kept if kept < width else 0))
 
+    def part_bytes(self, elements: int, part: int | None, parts: int) -> int:
+        """Return the bytes of one of so many equal parts of a layer's pseudo-gradient in a message; None for all."""
+        if part is None:
+            return self.packed_bytes(elements)
+        start, end = part_of(elements, part, parts)
+        return self.packed_bytes(end - start)
+
     def fragment_runs(self, layers: int) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Return the layers of each fragment of a model with this many layers, as runs (first, end exclusive)."""
         if self.pattern == "strided":
@@ -121,6 +137,15 @@ class OuterStep:
     def syncer(self, fragment: int) -> str:
         """Return the name of the device that takes the outer steps of a fragment."""
         return self.syncers[fragment % len(self.syncers)]
+
+
+def part_of(elements: int, part: int, parts: int) -> tuple[int, int]:
+    """Return the first and the end index (exclusive) of one of ``parts`` equal parts of a layer's parameters.
+
+    >>> [part_of(7, part, 3) for part in range(3)]
+    [(0, 2), (2, 4), (4, 7)]
+    """
+    return part * elements // parts, (part + 1) * elements // parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ class AsyncUpdates:
     """Updates that pipelines exchange during a run, and the steps that wait for them.
 
     The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change. With
-    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. If their
-    settings change with an epoch, pipelines take all outer steps before that are under way, and further edges begin.
+    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. With
+    reduce-scatter a device sends means when its own step has ended and all pseudo-gradients of its part have arrived.
+    If the settings change with an epoch, pipelines take all outer steps before that are under way, and further edges
+    begin.
 
     Args:
         synchronisation: That of the first epoch.
@@ -48,6 +50,9 @@ class AsyncUpdates:
         self._exchanges: list[Exchanges | FragmentExchanges] = []
         # Numbers of the edges with the same exchanges between two devices, by the exchanges' id, sender and receiver.
         self._between = defaultdict[tuple[int, str, str], list[int]](list)
+        # Numbers of the edges by which pseudo-gradients come to a device, and of those by which it sends their means,
+        # by the exchanges' id and the device.
+        self._averaged = defaultdict[tuple[int, str], tuple[list[int], list[int]]](lambda: ([], []))
         # Seconds from the start of the run: arrivals of an edge's updates, starts and ends of a device's steps.
         self._arrivals_s: list[array[float]] = []
         self._begun_s = defaultdict[str, "array[float]"](_no_times)
@@ -78,7 +83,12 @@ class AsyncUpdates:
         self._arrivals_s += [_no_times() for _ in edges]
         for number in self._present:
             edge = self.edges[number]
-            self._between[id(self._exchanges[number]), edge.sender, edge.receiver].append(number)
+            exchanges = id(self._exchanges[number])
+            self._between[exchanges, edge.sender, edge.receiver].append(number)
+            if edge.carries_means:
+                self._averaged[exchanges, edge.sender][1].append(number)
+            elif edge.part is not None:
+                self._averaged[exchanges, edge.receiver][0].append(number)
 
     def begin_epoch(
         self,
@@ -128,14 +138,23 @@ class AsyncUpdates:
 
     def finish(self, actor: int, now_s: float) -> list[UpdateMessage]:
         """Record that an actor has finished its step; return the updates that the actor sends."""
-        ended_s = self._ended_s[self._actors[actor]]
+        device = self._actors[actor]
+        ended_s = self._ended_s[device]
         ended_s.append(now_s)
         step = len(ended_s) - 1
-        return [
-            self._message(number, step, now_s)
-            for number in self._outgoing.get(actor, ())
-            if self._exchanges[number].follows(step)
-        ]
+        outgoing = [number for number in self._outgoing.get(actor, ()) if self._exchanges[number].follows(step)]
+        sent = [self._message(number, step, now_s) for number in outgoing if not self.edges[number].carries_means]
+        exchanges = {id(each): each for each in (self._exchanges[number] for number in outgoing)}
+        return sent + [message for each in exchanges.values() for message in self._means(device, each, step)]
+
+    def _means(self, device: str, exchanges: Exchanges | FragmentExchanges, step: int) -> list[UpdateMessage]:
+        """Return the means that a device sends for the exchange after a step, if what it needs for them is there."""
+        incoming, outgoing = self._averaged.get((id(exchanges), device), ((), ()))
+        count, ended_s = exchanges.before(step + 1), self._ended_s[device]
+        if not outgoing or len(ended_s) <= step or any(len(self._arrivals_s[each]) < count for each in incoming):
+            return []
+        ready_s = max((ended_s[step], *(self._arrivals_s[each][count - 1] for each in incoming)))
+        return [self._message(number, step, ready_s) for number in outgoing]
 
     def _message(self, number: int, step: int, ready_s: float) -> UpdateMessage:
         # Updates between two devices leave one after the other, also those before and after a new epoch.
@@ -143,14 +162,20 @@ class AsyncUpdates:
         free_s = self._free_s.get((edge.sender, edge.receiver), 0.0)
         return UpdateMessage(step, -1, edge.size_bytes, max(ready_s, free_s), edge=number)
 
-    def arrive(self, message: UpdateMessage) -> list[tuple[int, int]]:
-        """Record the arrival of an update; return the pairs (step, actor) whose actor waited for this update."""
+    def arrive(self, message: UpdateMessage) -> tuple[list[tuple[int, int]], list[UpdateMessage]]:
+        """Record the arrival of an update.
+
+        Returns:
+            The pairs (step, actor) whose actor waited for this update, and the means that the receiver sends now.
+        """
         self._arrivals_s[message.edge].append(message.arrived_s)
         edge = self.edges[message.edge]
         self._departed_s[edge.sender, edge.receiver] = message.departed_s
         released = [(step, actor) for step, actor in self._bounded if message.edge in self._incoming.get(actor, ())]
         self._bounded = [each for each in self._bounded if each not in released]
-        return released
+        is_of_part = edge.part is not None and not edge.carries_means
+        exchanges = self._exchanges[message.edge]
+        return released, self._means(edge.receiver, exchanges, message.step) if is_of_part else []
 
     def send_event(self, message: UpdateMessage) -> Event:
         """Return the event of sending an update."""

@@ -162,8 +162,9 @@ def test_both_sum_gradients_in_the_same_messages(how: Synchronisation) -> None:
         OuterStep(),
         OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5),
         OuterStep(fragments=2, overlap_steps=1, compression="int4", density=0.1),
+        OuterStep(fragments=3, pattern="strided", overlap_steps=2, compression="int8", exchange="reduce-scatter"),
     ],
-    ids=["at-once", "streaming", "compressed"],
+    ids=["at-once", "streaming", "compressed", "reduce-scatter"],
 )
 def test_both_exchange_the_same_pseudo_gradients_in_the_same_order(outer: OuterStep) -> None:
     """Three pipelines that cut the layers at other places; one has a stage of two replicas."""

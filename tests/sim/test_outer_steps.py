@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.events.event import Event, EventKind
-from planner.plan.outer_step import PATTERNS, OuterStep, fragment_exchanges
+from planner.plan.outer_step import EXCHANGES, OUTER_COMPRESSIONS, PATTERNS, OuterStep, fragment_exchanges
 from planner.plan.plan import Plan, Synchronisation
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
@@ -105,6 +105,44 @@ def test_fragments_leave_one_after_the_other() -> None:
     assert begins_s(record, "device-0")[:5] == [0, 1, 2, 3.25, 4.25]
 
 
+def test_means_of_parts_leave_when_all_pseudo_gradients_are_there() -> None:
+    # Of three pipelines each sends a third, 0.25 s; the slowest one at 2.5 s, so that all others' means leave at 3.
+    outer = OuterStep(overlap_steps=1, exchange="reduce-scatter")
+    record = simulated(regions([1.0, 1.0, 1.25], [0.75], 2, outer, 0.25), steps=4)
+    times_s = {
+        device: [(event.start_s, event.end_s) for event in sends(record, device)[:4]]
+        for device in ("device-0", "device-2")
+    }
+    assert times_s["device-0"] == [(2, 2.25), (2, 2.25), (3, 3.25), (3, 3.25)]
+    # The slowest one has had theirs since 2.5 s, and sends means at once, behind its pseudo-gradients.
+    assert times_s["device-2"] == [(2.5, 2.75), (2.5, 2.75), (2.5, 3.0), (2.5, 3.0)]
+    # The means of the other two arrive at 3.5 s.
+    assert begins_s(record, "device-0") == [0, 1, 2, 3.5]
+    assert begins_s(record, "device-2") == [0, 1.25, 2.5, 3.75]
+    # Each sends 4 thirds instead of 2 wholes.
+    assert measure(record).wan_bytes == 2 * 3 * 4 * 1000
+
+
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=2, max_size=5),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.sampled_from(OUTER_COMPRESSIONS),
+)
+def test_reduce_scatter_sends_two_nth_of_the_bytes(step_s: list[float], sizes: list[int], compression: str) -> None:
+    """Of n pipelines; but for compression, whose chunks end with parts, and for layers of fewer values than parts."""
+    count, sent = len(step_s), []
+    for exchange in EXCHANGES:
+        outer = OuterStep(compression=compression, exchange=exchange)
+        case = regions(step_s, [size * count / 1000 for size in sizes], 2, outer)
+        check_plan(case[1], case[0])
+        sent.append(measure(simulated(case, steps=4)).wan_bytes)
+    whole, parts = sent
+    if compression in ("none", "bf16"):
+        assert parts == whole * 2 / count
+    else:
+        assert whole * 2 / count <= parts <= whole * 2 / count + 2 * 2 * len(sizes) * count * count * 5
+
+
 def test_exchanges_change_when_all_that_is_under_way_has_arrived() -> None:
     scenario, plan = regions([1.0, 1.0], [2.25], 4, OuterStep(overlap_steps=3), 0.25)
     how = plan.synchronisation
@@ -131,15 +169,17 @@ def test_a_single_pipeline_sends_nothing_and_never_waits() -> None:
     st.integers(1, 6),
     st.integers(1, 3),
     st.sampled_from(PATTERNS),
+    st.sampled_from(EXCHANGES),
     st.data(),
 )
 def test_more_overlap_never_makes_a_run_longer_and_sends_the_same(
-    step_s: list[float], every: int, fragments: int, pattern: str, data: st.DataObject
+    step_s: list[float], every: int, fragments: int, pattern: str, exchange: str, data: st.DataObject
 ) -> None:
     overlaps = sorted(data.draw(st.lists(st.integers(0, every - 1), min_size=2, max_size=2)))
     records = []
     for overlap_steps in overlaps:
         outer = OuterStep(fragments=min(fragments, every), pattern=pattern, overlap_steps=overlap_steps)
+        outer = replace(outer, exchange=exchange)
         case = regions(step_s, [0.25, 1.0, 0.5], every, outer, 0.125)
         check_plan(case[1], case[0])
         records.append(simulated(case, steps=9))

@@ -10,7 +10,7 @@ from math import inf
 import torch
 
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.runtime.outer_state import NoOuterState, OuterState
+from executor.runtime.outer.state import NoOuterState, OuterState
 from planner.plan.decoupled import Contribution, Rounds, merging_weights, share_of_workers
 from planner.plan.outer_step import OuterStep
 

@@ -16,7 +16,7 @@ from executor.core.clock import RunClock
 from executor.core.events import NO_STEP, EventRecorder
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
-from executor.runtime.outer_state import NoOuterState, OuterState, WithoutGradients
+from executor.runtime.outer.state import NoOuterState, OuterState, WithoutGradients
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
@@ -152,7 +152,7 @@ class DecoupledUpdates(WithoutGradients):
         by_syncer: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
         contributions = self._layers.send(step)
         for layer in contributions:
-            by_syncer[self._syncer[layer]][layer] = self._state.pack(layer)
+            (by_syncer[self._syncer[layer]][layer],) = self._state.pack(layer)
         for syncer, packed in by_syncer.items():
             sent = Sent({layer: contributions[layer] for layer in packed}, torch.cat(list(packed.values())))
             row = (EventKind.SEND, self._worker, step, UPDATE_ACTION)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.runtime.decoupled.updates import DecoupledUpdates
-from executor.runtime.outer_state import OuterState
+from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
 from planner.check import check_plan
 from planner.plan.outer_step import OuterStep

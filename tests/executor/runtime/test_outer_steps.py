@@ -18,7 +18,7 @@ from executor.recovery.checkpoints import resumption
 from executor.recovery.export import newest_parameters, parameters_by_step
 from planner.check import check_plan
 from planner.events.event import UPDATE_ACTION, EventKind
-from planner.plan.outer_step import OUTER_COMPRESSIONS, PATTERNS, OuterStep
+from planner.plan.outer_step import EXCHANGES, OUTER_COMPRESSIONS, PATTERNS, OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.record import RunRecord
 from planner.scenario.scenario import ModelCode, Scenario
@@ -88,17 +88,20 @@ def streams(draw: st.DrawFn, most_steps: int = 5) -> tuple[int, OuterStep]:
         pattern=draw(st.sampled_from(PATTERNS)),
         overlap_steps=draw(st.integers(0, every - 1)),
         mixing=draw(st.sampled_from([0.0, 0.25, 0.5])),
+        exchange=draw(st.sampled_from(EXCHANGES)),
     )
     return every, outer
 
 
 @st.composite
 def compressed(draw: st.DrawFn) -> OuterStep:
+    density = draw(st.sampled_from([1.0, 0.1]))
     return OuterStep(
         momentum=draw(st.sampled_from([0.0, 0.9])),
         compression=draw(st.sampled_from(OUTER_COMPRESSIONS)),
-        density=draw(st.sampled_from([1.0, 0.1])),
+        density=density,
         feedback=draw(st.sampled_from([1.0, 0.95])),
+        exchange=draw(st.sampled_from(EXCHANGES if density == 1 else ("allgather",))),
     )
 
 
@@ -131,6 +134,19 @@ def test_all_pipelines_have_the_same_parameters_after_an_outer_step(
     first, *others = trained(scenario, separate(scenario, samples, every, outer, "diloco"), 2 * every)
     for other in others:
         assert_equal(other, first)
+
+
+@pytest.mark.parametrize("samples", [(6, 6), (5, 3, 4), (4, 4, 2, 2)])
+def test_means_of_parts_are_those_of_the_whole(samples: tuple[int, ...]) -> None:
+    """To the bit, since both are summed in the same order."""
+    scenario = scenario_of(len(samples), OPTIMIZERS[2])
+    outer = OuterStep(fragments=2, overlap_steps=1, mixing=0.5)
+    both = [
+        trained(scenario, separate(scenario, samples, 3, replace(outer, exchange=exchange)), 8)
+        for exchange in EXCHANGES
+    ]
+    for whole, parts in zip(*both, strict=True):
+        assert_equal(parts, whole)
 
 
 def test_exchanging_every_step_is_averaging_gradients() -> None:
@@ -187,8 +203,12 @@ def run(
 
 @pytest.mark.parametrize(
     ("every", "outer"),
-    [(2, OuterStep()), (4, OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5))],
-    ids=["at-once", "streaming"],
+    [
+        (2, OuterStep()),
+        (4, OuterStep(fragments=3, pattern="strided", overlap_steps=2, mixing=0.5)),
+        (3, OuterStep(fragments=2, overlap_steps=1, exchange="reduce-scatter")),
+    ],
+    ids=["at-once", "streaming", "reduce-scatter"],
 )
 def test_replicas_and_stages_form_a_worker(every: int, outer: OuterStep, tmp_path: Path) -> None:
     scenario, plan = hybrid(every, outer)
@@ -249,7 +269,7 @@ def test_the_settings_of_exchanges_change_between_two_steps(tmp_path: Path) -> N
     """Outer steps that are under way are taken first; the simulator sends the same messages, also with replicas."""
     scenario, plan = hybrid(4, OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5))
     later = {
-        3: changed(plan, 2, overlap_steps=0, fragments=1),
+        3: changed(plan, 2, overlap_steps=0, fragments=1, exchange="reduce-scatter"),
         6: changed(plan, 6, overlap_steps=2, fragments=3, learning_rate=0.5, momentum=0.8),
         11: changed(plan, 3, overlap_steps=1, pattern="sequential"),
     }
@@ -284,9 +304,10 @@ def updates_sent(record: RunRecord) -> list[tuple[str, str | None, int, int]]:
 
 
 @pytest.mark.slow
-def test_updates_around_a_change_are_as_stale_as_in_the_simulator() -> None:
-    """Steps take 0.4 s; updates arrive 0.2 and 0.3 s after one."""
-    outer = OuterStep(fragments=2, pattern="strided", overlap_steps=1)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_updates_around_a_change_are_as_stale_as_in_the_simulator(exchange: str) -> None:
+    """Steps take 0.4 s; updates arrive 0.2 and 0.3 s after one, or their parts after 0.125 and 0.175 s, as do means."""
+    outer = OuterStep(fragments=2, pattern="strided", overlap_steps=1, exchange=exchange)
     scenario, plan = timed_regions([0.4, 0.4], [0.15, 0.25], 4, outer, 0.05)
     later = {3: changed(plan, 6, fragments=1, overlap_steps=2), 9: changed(plan, 2)}
     simulated = Simulator().run(scenario, plan, Scripted(later), 16)
@@ -340,9 +361,12 @@ def test_a_run_goes_on_from_a_checkpoint_after_its_exchanges_changed(
 
 
 @pytest.mark.parametrize("first_steps", [5, pytest.param(6, marks=pytest.mark.slow)])
-def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(first_steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"density": 0.5}, {"exchange": "reduce-scatter"}], ids=["sparse", "reduce-scatter"])
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
+    first_steps: int, how: dict[str, Any], tmp_path: Path
+) -> None:
     """Also with pseudo-gradients under way: pipelines keep their own optimizers' states, and outer steps their time."""
-    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", density=0.5))
+    scenario, plan = hybrid(4, OuterStep(fragments=2, overlap_steps=2, mixing=0.5, compression="int4", **how))
     whole, expected = run(scenario, plan, tmp_path, 11)
     folder = tmp_path / "checkpoints"
     first, _ = run(scenario, plan, tmp_path, first_steps, CheckpointConfig(folder, 3))

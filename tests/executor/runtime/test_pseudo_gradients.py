@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from executor.runtime.outer_state import OuterState
-from executor.runtime.pseudo_gradients import pack_layer, unpack_layer
+from executor.runtime.outer.pseudo_gradients import pack_layer, unpack_layer
+from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
-from planner.plan.outer_step import OUTER_COMPRESSIONS, OuterStep
+from planner.plan.outer_step import OUTER_COMPRESSIONS, OuterStep, part_of
 
 # Largest error of a format, as a share of the largest absolute value.
 ERRORS = {"none": 0.0, "bf16": 2**-8, "int8": 0.5 / 127, "int4": 0.5 / 7}
@@ -78,8 +78,30 @@ def test_error_feedback_loses_nothing(exchanges: list[OuterStep]) -> None:
         state.use(settings)
         parameters.put_parameters(begun - drawn(begun.numel(), number))
         wanted += begun - parameters.parameters()
-        sent += unpack_layer(settings, state.pack(0), begun.numel())
+        sent += unpack_layer(settings, state.pack(0)[0], begun.numel())
     left_out = state.tensors(0).get("left_out", torch.zeros_like(begun))
+    torch.testing.assert_close(sent + left_out, wanted, rtol=1e-5, atol=1e-4)
+
+
+@given(st.sampled_from(OUTER_COMPRESSIONS), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_error_feedback_of_means_loses_nothing(
+    compression: str, parts: int, exchanges: int, data: st.DataObject
+) -> None:
+    """What was sent so far of a part's mean and what is left out of it is the sum of the means, also of no values."""
+    settings, part = OuterStep(compression=compression), data.draw(st.integers(0, parts - 1))
+    layer = nn.Linear(data.draw(st.integers(1, 300)), 1, bias=False)
+    elements = layer.weight.numel()
+    start, end = part_of(elements, part, parts)
+    state = OuterState(settings, lambda index: FlatParameters([layer]), [0], {})
+    weights = {pipeline: 2 * (pipeline + 1) / parts / (parts + 1) for pipeline in range(parts)}
+    sent, wanted = torch.zeros(end - start), torch.zeros(end - start)
+    for number in range(exchanges):
+        each = {pipeline: drawn(end - start, 7 * number + pipeline) for pipeline in range(parts)}
+        packed = {pipeline: pack_layer(settings, values) for pipeline, values in each.items()}
+        for pipeline, weight in weights.items():
+            wanted += unpack_layer(settings, packed[pipeline], end - start) * weight
+        sent += unpack_layer(settings, state.average_part(0, part, packed, weights), end - start)
+    left_out = state.tensors(0).get("left_out_of_mean", torch.zeros(end - start))
     torch.testing.assert_close(sent + left_out, wanted, rtol=1e-5, atol=1e-4)
 
 
@@ -91,7 +113,7 @@ def test_error_feedback_decays() -> None:
     parameters.put_parameters(begun)
     state = OuterState(settings, lambda index: parameters, [0], {})
     parameters.put_parameters(-torch.tensor([4.0, 3.0, 2.0, 1.0]))
-    assert unpack_layer(settings, state.pack(0), 4).tolist() == [4, 0, 0, 0]
+    assert unpack_layer(settings, state.pack(0)[0], 4).tolist() == [4, 0, 0, 0]
     parameters.put_parameters(begun)
-    assert unpack_layer(settings, state.pack(0), 4).tolist() == [0, 1.5, 0, 0]
+    assert unpack_layer(settings, state.pack(0)[0], 4).tolist() == [0, 1.5, 0, 0]
     assert state.tensors(0)["left_out"].tolist() == [0, 0, 1, 0.5]

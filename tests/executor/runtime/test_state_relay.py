@@ -9,7 +9,7 @@ from executor.core.clock import RunClock
 from executor.runtime.decoupled.common_layers import CommonLayers, Sent
 from executor.runtime.decoupled.links import STATE, WANTED, LayerLink
 from executor.runtime.decoupled.state_relay import StateRelay
-from executor.runtime.outer_state import OuterState
+from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
 from planner.events.event import Event, EventKind
 from planner.plan.decoupled import Contribution

@@ -24,6 +24,14 @@ from tests.helpers.processes.command import ropebridge
             ["synchronisation.outer.fragments", "50 fragments", "give 1 to"],
         ),
         (
+            {"method": "diloco", "outer": {"exchange": "all-gather"}},
+            ["synchronisation.outer.exchange", "unknown exchange 'all-gather'", "allgather"],
+        ),
+        (
+            {"method": "diloco", "outer": {"exchange": "reduce-scatter", "density": 0.02}},
+            ["synchronisation.outer.exchange", "a density of 0.02", "density of 1"],
+        ),
+        (
             {"method": "diloco-decoupled"},
             ["synchronisation.outer.syncers", "needs a device that takes the outer steps"],
         ),

@@ -11,7 +11,7 @@ from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.decoupled.common_layers import CommonLayers, News, Sent, States, Wanted
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.interpreter import Interpreter
-from executor.runtime.outer_state import OuterState
+from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import Compute, RealCompute

@@ -12,7 +12,7 @@ from executor.core.events import EventRecorder
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.interpreter import Interpreter
-from executor.runtime.outer_updates import OuterUpdates
+from executor.runtime.outer.updates import OuterUpdates
 from executor.training.models.loading import load_with_sizes
 from executor.training.real_compute import Compute, RealCompute
 from executor.transport.receive import RecvHandle
@@ -87,9 +87,9 @@ class ManualNetwork:
         self._posted[source, target, tag].popleft().complete(payload, self._clock.now_s())
 
     def deliver_all(self) -> None:
-        for pair, messages in list(self._sent.items()):
-            while messages:
-                self.deliver(*pair)
+        """Also those that are sent when others arrive."""
+        while pairs := [pair for pair, messages in self._sent.items() if messages]:
+            self.deliver(*pairs[0])
 
 
 class _DeviceTransport:

@@ -273,6 +273,11 @@ def test_a_group_is_as_large_as_its_smallest_device() -> None:
             "a grace of -1 is not allowed",
         ),
         (
+            Synchronisation("diloco-decoupled", outer=OuterStep(exchange="reduce-scatter", syncers=("hub",))),
+            "outer.exchange",
+            "'exchange' does not fit method 'diloco-decoupled', which has syncers",
+        ),
+        (
             Synchronisation("diloco-decoupled", outer=OuterStep(syncers=("hub",))),
             "outer.syncers[0]",
             "unknown device 'hub'",

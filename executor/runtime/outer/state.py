@@ -1,14 +1,14 @@
 """The common parameters that pipelines move in outer steps, and the outer momentum, layer by layer, on the CPU."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.runtime.pseudo_gradients import pack_layer, unpack_layer
+from executor.runtime.outer.pseudo_gradients import pack_layer, unpack_layer
 from executor.training.compute import LayerParameters
-from planner.plan.outer_step import OuterStep
+from planner.plan.outer_step import OuterStep, part_of
 
 
 @dataclass(slots=True)
@@ -20,12 +20,14 @@ class _Layer:
         momentum: The outer momentum; None before the first outer step.
         mean: Mean pseudo-gradient of an outer step that is still to be taken; None if there is none.
         left_out: What compression has left out of the pseudo-gradients that were sent; None if nothing.
+        left_out_of_mean: The same of the mean of this pipeline's part of the layer.
     """
 
     common: torch.Tensor
     momentum: torch.Tensor | None = None
     mean: torch.Tensor | None = None
     left_out: torch.Tensor | None = None
+    left_out_of_mean: torch.Tensor | None = None
 
 
 _NAMES = tuple(each.name for each in fields(_Layer))
@@ -65,14 +67,11 @@ class OuterState:
         """Go on with other settings; no pseudo-gradient may be under way."""
         self._settings = settings
 
-    def pack(self, layer: int) -> torch.Tensor:
-        """Return a layer's pseudo-gradient as it is sent, a one-dimensional uint8 tensor."""
-        settings, own = self._settings, self._layers[layer]
+    def pack(self, layer: int, parts: int = 1) -> list[torch.Tensor]:
+        """Return so many equal parts of a layer's pseudo-gradient as they are sent, one-dimensional uint8 tensors."""
+        own = self._layers[layer]
         values = own.common - self._parameters(layer).parameters()
-        if own.left_out is not None:
-            values += own.left_out * settings.feedback
-        packed = pack_layer(settings, values)
-        own.left_out = None if settings.is_lossless else values - unpack_layer(settings, packed, values.numel())
+        packed, own.left_out = self._packed(values, own.left_out, parts)
         return packed
 
     def average(self, layer: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]) -> None:
@@ -84,11 +83,46 @@ class OuterState:
             weights: Weight of each pipeline in the mean.
         """
         own = self._layers[layer]
+        own.mean = self._mean(packed, weights, own.common.numel())
+
+    def average_part(
+        self, layer: int, part: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]
+    ) -> torch.Tensor:
+        """Return the mean of one part of a layer as it is sent; the arguments are those of `average`."""
+        own = self._layers[layer]
+        start, end = part_of(own.common.numel(), part, len(weights))
+        mean = self._mean(packed, weights, end - start)
+        (sent,), own.left_out_of_mean = self._packed(mean, own.left_out_of_mean, 1)
+        return sent
+
+    def join(self, layer: int, means: Mapping[int, torch.Tensor], parts: int) -> None:
+        """Set the mean for the next outer step of a layer, from those of its parts as they were sent.
+
+        A part without parameters may be missing.
+        """
+        own, nothing = self._layers[layer], torch.zeros(0, dtype=torch.uint8)
+        own.mean = self._joined([means.get(part, nothing) for part in range(parts)], own.common.numel())
+
+    def _packed(
+        self, values: torch.Tensor, left_out: torch.Tensor | None, parts: int
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Return parts of values to send, to which what was left out before is added; and what is left out now."""
+        settings, count = self._settings, values.numel()
+        if left_out is not None:
+            values += left_out * settings.feedback
+        packed = [pack_layer(settings, values[slice(*part_of(count, part, parts))]) for part in range(parts)]
+        return packed, None if settings.is_lossless else values - self._joined(packed, count)
+
+    def _joined(self, parts: Sequence[torch.Tensor], elements: int) -> torch.Tensor:
+        bounds = (part_of(elements, part, len(parts)) for part in range(len(parts)))
+        sizes = [end - start for start, end in bounds]
+        return torch.cat([unpack_layer(self._settings, *each) for each in zip(parts, sizes, strict=True)])
+
+    def _mean(self, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float], elements: int) -> torch.Tensor:
         weighted = [
-            unpack_layer(self._settings, packed[pipeline], own.common.numel()) * weights[pipeline]
-            for pipeline in sorted(packed)
+            unpack_layer(self._settings, packed[pipeline], elements) * weights[pipeline] for pipeline in sorted(packed)
         ]
-        own.mean = sum(weighted[1:], weighted[0])
+        return sum(weighted[1:], weighted[0])
 
     def has_mean(self, layer: int) -> bool:
         """Return whether the mean pseudo-gradient of the next outer step is known."""
@@ -184,12 +218,25 @@ class NoOuterState:
         """Go on with other settings, as `OuterState.use`."""
         self._settings = settings
 
-    def pack(self, layer: int) -> torch.Tensor:
+    def pack(self, layer: int, parts: int = 1) -> list[torch.Tensor]:
         """Return zeros."""
-        return torch.zeros(1, dtype=torch.uint8).expand(self._settings.packed_bytes(self._elements(layer)))
+        return [self._zeros(layer, part, parts) for part in range(parts)]
 
     def average(self, layer: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]) -> None:
         """Ignore the pseudo-gradients and their ``weights``."""
+
+    def average_part(
+        self, layer: int, part: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]
+    ) -> torch.Tensor:
+        """Return zeros."""
+        return self._zeros(layer, part, len(weights))
+
+    def join(self, layer: int, means: Mapping[int, torch.Tensor], parts: int) -> None:
+        """Ignore the means."""
+
+    def _zeros(self, layer: int, part: int, parts: int) -> torch.Tensor:
+        size_bytes = self._settings.part_bytes(self._elements(layer), part, parts)
+        return torch.zeros(1, dtype=torch.uint8).expand(size_bytes)
 
     def has_mean(self, layer: int) -> bool:
         """Return False."""

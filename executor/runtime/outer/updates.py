@@ -5,10 +5,14 @@ pipelines, without waiting. Before the step that comes ``overlap_steps`` steps a
 the others, takes the outer step, and sends the other replicas of the stage their new parameters. With an overlap of 0
 this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken, and so
 they are before a step with which the settings of the exchanges change.
+
+With ``reduce-scatter`` pipelines get only their parts of the pseudo-gradients. The thread that receives the last of
+them sends the means, while the rank trains.
 """
 
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -16,14 +20,14 @@ import torch
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.runtime.outer_state import NoOuterState, OuterState, WithoutGradients
-from executor.runtime.update_messages import Update, UpdateMessages
+from executor.runtime.outer.state import NoOuterState, OuterState, WithoutGradients
+from executor.runtime.update_messages import IncomingUpdates, Update, UpdateMessages
 from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
-from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
+from planner.plan.outer_step import REDUCE_SCATTER, FragmentExchanges, fragment_exchanges
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
@@ -69,9 +73,15 @@ class OuterUpdates(WithoutGradients):
             self._state = NoOuterState(outer, lambda layer: self._elements(layer, layer + 1))
         else:
             self._state = OuterState(outer, lambda layer: self._parameters(layer, layer + 1), own, restored)
-        # This rank's pseudo-gradients as they were sent, by layer, until the outer step.
+        # What this rank adds to the mean of each layer, as it was sent: its pseudo-gradients, or the mean of its part.
         self._own: dict[int, torch.Tensor] = {}
-        self._received: list[Update] = []
+        # Updates until the outer step that applies them, by fragment.
+        self._received = defaultdict[int, list[Update]](list)
+        # With reduce-scatter, until this rank has the mean of its part: all parts of its pseudo-gradients, by layer;
+        # after which step they were sent, and when, by fragment. Threads that receive take them, too.
+        self._parts: dict[int, list[torch.Tensor]] = {}
+        self._unaveraged: dict[int, tuple[int, float]] = {}
+        self._averaging = threading.Lock()
         self._exchanges: Sequence[FragmentExchanges] = ()
         self._begin_part(self._first_step, plan)
         if not self.may_change:
@@ -91,6 +101,7 @@ class OuterUpdates(WithoutGradients):
             self._transport,
             self._clock,
             self._recorder,
+            lambda edge: self._send_means(edge.fragment),
         )
         self._state.use(how.outer)
 
@@ -133,11 +144,17 @@ class OuterUpdates(WithoutGradients):
         self._messages.end_step(now_s)
         for fragment in self._exchanged_after(step):
             for layer in self._led(fragment):
-                self._own[layer] = self._state.pack(layer)
-            for edge in self._messages.outgoing:
-                if edge.fragment == fragment:
-                    values = torch.cat([self._own[layer] for layer in range(*edge.layers)])
-                    self._messages.send(edge, step, values, now_s)
+                if self._reduces:
+                    self._parts[layer] = self._state.pack(layer, len(self._weights))
+                else:
+                    (self._own[layer],) = self._state.pack(layer)
+            for edge in self._outgoing(fragment, of_means=False):
+                layers = range(*edge.layers)
+                packed = [self._own[layer] if edge.part is None else self._parts[layer][edge.part] for layer in layers]
+                self._messages.send(edge, step, torch.cat(packed), now_s)
+            if self._reduces:
+                self._unaveraged[fragment] = (step, now_s)
+                self._send_means(fragment)
 
     def drain(self) -> bool:
         """After the last step, take all outer steps that are still to come.
@@ -157,6 +174,33 @@ class OuterUpdates(WithoutGradients):
             self._average(sent)
         led = sorted(layer for fragment in range(len(self._fragments)) for layer in self._led(fragment))
         return {layer: self._state.tensors(layer) for layer in led}
+
+    # --- means of parts ---
+
+    @property
+    def _reduces(self) -> bool:
+        return self._how.outer.exchange == REDUCE_SCATTER
+
+    def _send_means(self, fragment: int) -> None:
+        """Send the mean of this pipeline's part of a fragment, if all that it needs is there, and only once."""
+        with self._averaging:
+            if fragment not in self._unaveraged:
+                return
+            step, ready_s = self._unaveraged[fragment]
+            incoming = self._incoming(fragment, of_means=False)
+            count = self._exchanges[fragment].before(step + 1)
+            if any(each.arrived < count for each in incoming):
+                return
+            del self._unaveraged[fragment]
+            updates = [update for each in incoming for update in each.take(count)]
+            found = self._by_layer(updates)
+            for layer in self._led(fragment):
+                found[layer][self._pipeline] = self._parts.pop(layer)[self._pipeline]
+                self._own[layer] = self._state.average_part(layer, self._pipeline, found[layer], self._weights)
+            self._received[fragment] += updates
+            ready_s = max((ready_s, *(update.arrived_s for update in updates)))
+            for edge in self._outgoing(fragment, of_means=True):
+                self._messages.send(edge, step, torch.cat([self._own[layer] for layer in range(*edge.layers)]), ready_s)
 
     # --- outer steps ---
 
@@ -200,37 +244,46 @@ class OuterUpdates(WithoutGradients):
             for layer in self._led(fragment):
                 if self._state.has_mean(layer):
                     self._state.step(layer)
-            applied = [each for each in self._received if each.edge.fragment == fragment]
-            self._received = [each for each in self._received if each.edge.fragment != fragment]
-            self._messages.log_applied(applied, self._clock.now_s())
+            self._messages.log_applied(self._received.pop(fragment, ()), self._clock.now_s())
             for stage in self._stages:
                 self._share(stage, fragment, step)
 
     def _average(self, sent: int) -> None:
         """Average the pseudo-gradients sent after step ``sent`` of this run, unless this was done."""
         for fragment in self._exchanged_after(sent) if sent >= self._first_step else ():
+            if self._reduces:
+                # The thread that has received the last part may not have come to it yet.
+                self._send_means(fragment)
             led = [layer for layer in self._led(fragment) if layer in self._own]
-            found: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+            stop = self._exchanges[fragment].before(sent + 1)
+            incoming = self._incoming(fragment, of_means=self._reduces)
+            updates = [update for each in incoming for update in each.take(stop)]
+            found = self._by_layer(updates)
+            self._received[fragment] += updates
             for layer in led:
                 found[layer][self._pipeline] = self._own.pop(layer)
-            for update in self._take(fragment, sent):
-                for layer, values in self._parts(update):
-                    found[layer][update.edge.pipelines[0]] = values
-                self._received.append(update)
-            for layer in led:
-                self._state.average(layer, found[layer], self._weights)
+                if self._reduces:
+                    self._state.join(layer, found[layer], len(self._weights))
+                else:
+                    self._state.average(layer, found[layer], self._weights)
 
-    def _take(self, fragment: int, sent: int) -> list[Update]:
-        """Remove and return the updates of a fragment that were sent after step ``sent``."""
-        stop = self._exchanges[fragment].before(sent + 1)
-        own = (each for each in self._messages.incoming if each.edge.fragment == fragment)
-        return [update for each in own for update in each.take(stop)]
+    def _incoming(self, fragment: int, *, of_means: bool) -> list[IncomingUpdates]:
+        edges = ((each, each.edge) for each in self._messages.incoming)
+        return [each for each, edge in edges if edge.fragment == fragment and edge.carries_means == of_means]
 
-    def _parts(self, update: Update) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the layers of an update with their bytes."""
-        layers = range(*update.edge.layers)
-        parts = update.payload.split_with_sizes([self._packed_bytes(layer) for layer in layers])
-        return zip(layers, parts, strict=True)
+    def _outgoing(self, fragment: int, *, of_means: bool) -> list[UpdateEdge]:
+        edges = self._messages.outgoing
+        return [edge for edge in edges if edge.fragment == fragment and edge.carries_means == of_means]
+
+    def _by_layer(self, updates: Iterable[Update]) -> defaultdict[int, dict[int, torch.Tensor]]:
+        """Return the bytes of each layer in updates, by layer and pipeline."""
+        found: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+        for update in updates:
+            edge, layers = update.edge, range(*update.edge.layers)
+            sizes = [self._packed_bytes(layer, edge.part) for layer in layers]
+            for layer, values in zip(layers, update.payload.split_with_sizes(sizes), strict=True):
+                found[layer][edge.pipelines[0]] = values
+        return found
 
     def _led(self, fragment: int) -> list[int]:
         """Return the layers of a fragment whose exchanges this rank makes."""
@@ -268,8 +321,8 @@ class OuterUpdates(WithoutGradients):
     def _parameters(self, first_layer: int, end_layer: int) -> LayerParameters:
         return self._compute.flat_parameters(first_layer, end_layer, self._elements(first_layer, end_layer))
 
-    def _packed_bytes(self, layer: int) -> int:
-        return self._how.outer.packed_bytes(self._elements(layer, layer + 1))
+    def _packed_bytes(self, layer: int, part: int | None) -> int:
+        return self._how.outer.part_bytes(self._elements(layer, layer + 1), part, len(self._weights))
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES
