@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from planner.plan.outer_step import OuterStep
+from planner.plan.outer_step import ALLGATHER, OuterStep
 from planner.plan.plan import Plan
 from planner.scenario.convergence import LossLaw, Steps, TrainingMode
 
@@ -126,12 +126,13 @@ def most_overlap(mode: TrainingMode) -> int:
     return min(max(1, mode.interval_steps // 4), mode.interval_steps // mode.fragments, mode.interval_steps - 1)
 
 
-def outer_settings(mode: TrainingMode, overlap_steps: int) -> OuterStep:
+def outer_settings(mode: TrainingMode, overlap_steps: int, exchange: str = ALLGATHER) -> OuterStep:
     """Return the settings with which the planner proposes a method, and with which its convergence is measured.
 
     Without momentum the outer step is the average of the workers.
     """
-    whole = OuterStep(_LEARNING_RATE if mode.momentum else 1.0, mode.momentum, compression=mode.compression)
+    learning_rate = _LEARNING_RATE if mode.momentum else 1.0
+    whole = OuterStep(learning_rate, mode.momentum, compression=mode.compression, exchange=exchange)
     if mode.method == DILOCO:
         return whole
     return replace(

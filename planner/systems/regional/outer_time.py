@@ -1,10 +1,11 @@
 """How long steps take with the exchanges of outer steps, of which workers wait for some.
 
 A worker sends a fragment to every other worker after the steps that its exchanges follow, and goes on. So many steps
-later as the overlap has, it waits until the fragments of all others have arrived. Neither waits for the other one
-otherwise: a quick worker whose fragments are there before the slow one needs them delays nobody, and the time of an
-interval lies between that of the slowest worker and the same with an exchange. The recurrence of these times is carried
-out for a few intervals, in which it becomes periodic. At constant rates its steps take as long as the simulator's
+later as the overlap has, it waits until the fragments of all others have arrived; with reduce-scatter, the means of
+their parts, which they send when they have the others' parts of it. Neither waits for the other one otherwise: a quick
+worker whose fragments are there before the slow one needs them delays nobody, and the time of an interval lies between
+that of the slowest worker and the same with an exchange. The recurrence of these times is carried out for a few
+intervals, in which it becomes periodic. At constant rates its steps take as long as the simulator's
 (tests/planner/systems/test_time_to_loss.py).
 """
 
@@ -15,7 +16,7 @@ from itertools import chain, permutations
 import numpy as np
 
 from planner.cost.network import nominal_path, payload_bps
-from planner.plan.outer_step import OuterStep, fragment_exchanges
+from planner.plan.outer_step import REDUCE_SCATTER, OuterStep, fragment_exchanges
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.convergence import Floats
 from planner.scenario.scenario import Scenario
@@ -30,20 +31,22 @@ class ExchangeTimes:
     """What the exchanges of an interval take.
 
     Attributes:
-        transmission_s: Time for which a fragment keeps the path from a worker to another one busy, seconds,
+        transmission_s: Time for which a fragment's message keeps the path from a worker to another one busy, seconds,
             [fragments, workers, workers]. Fragments that share a link are taken to be sent at the same time.
         latency_s: Time from then to its arrival, seconds, of the same shape.
+        rounds: Number of messages of a fragment on each path: the second one waits for the first ones of all workers.
         traffic_price: Price of all fragments, US dollars.
     """
 
     transmission_s: Floats
     latency_s: Floats
+    rounds: int
     traffic_price: float
 
     @property
     def longest_s(self) -> float:
-        """Longest time from sending a fragment to its arrival, seconds."""
-        return float(np.max(self.transmission_s + self.latency_s))
+        """Longest time from sending a fragment to the arrival of its last message, seconds."""
+        return self.rounds * float(np.max(self.transmission_s + self.latency_s))
 
     def step_s(self, inner_s: Sequence[float], interval_steps: int, outer: OuterStep) -> float:
         """Return the mean time of a step, exchanges included, seconds.
@@ -62,9 +65,11 @@ class ExchangeTimes:
             for fragment, sending_s in enumerate(self.transmission_s):
                 sent = exchanges[fragment].last_step(number) + 1
                 now_s = now_s + (sent - position) * each_s
-                departed_s = np.maximum(now_s[:, None], departed_s) + sending_s
-                arrived_s = (departed_s + self.latency_s[fragment]).max(axis=0)
-                now_s = np.maximum(now_s + outer.overlap_steps * each_s, arrived_s)
+                ready_s = now_s
+                for _ in range(self.rounds):
+                    departed_s = np.maximum(ready_s[:, None], departed_s) + sending_s
+                    ready_s = (departed_s + self.latency_s[fragment]).max(axis=0)
+                now_s = np.maximum(now_s + outer.overlap_steps * each_s, ready_s)
                 position = sent + outer.overlap_steps
             ends_s.append(float(now_s.max()))
         return (ends_s[-1] - ends_s[-1 - _TAKEN]) / (_TAKEN * interval_steps)
@@ -103,7 +108,9 @@ class ExchangePaths:
 
     def times(self, outer: OuterStep) -> ExchangeTimes:
         """Return the times of the exchanges by the settings of ``outer``."""
-        sizes = np.array([outer.packed_bytes(count) for count in self._parameters], np.float64)
+        rounds, parts = (2, self._workers) if outer.exchange == REDUCE_SCATTER else (1, 1)
+        # The last part of a layer is the largest one.
+        sizes = np.array([outer.part_bytes(count, parts - 1, parts) for count in self._parameters], np.float64)
         shape = (outer.fragments, self._workers, self._workers)
         transmission_s, latency_s, price = np.zeros(shape), np.zeros(shape), 0.0
         for fragment, runs in enumerate(outer.fragment_runs(len(sizes))):
@@ -120,8 +127,8 @@ class ExchangePaths:
             ends = (fragment, *self._pair[sent].T)
             np.maximum.at(transmission_s, ends, np.maximum(busy_s, longest_s[sent]))
             np.maximum.at(latency_s, ends, [self._paths[at].propagation_s(size_bytes[at]) for at in sent.tolist()])
-            price += float(size_bytes @ self._prices)
-        return ExchangeTimes(transmission_s, latency_s, price)
+            price += rounds * float(size_bytes @ self._prices)
+        return ExchangeTimes(transmission_s, latency_s, rounds, price)
 
 
 def _holders(pipeline: Pipeline) -> list[str]:

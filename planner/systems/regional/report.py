@@ -77,7 +77,7 @@ def _way(each: LossPlan) -> str:
     text = f"{mode.workers} by {mode.method}, an exchange every {mode.interval_steps} steps"
     if mode.fragments > 1 or outer.overlap_steps:
         text += f" in {mode.fragments} fragments, {outer.overlap_steps} steps of overlap"
-    return f"{text}, compression {mode.compression}"
+    return f"{text}, compression {mode.compression}, by {outer.exchange}"
 
 
 def _time(seconds: float) -> str:

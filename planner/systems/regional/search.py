@@ -3,7 +3,7 @@
 The time to a loss is the number of steps, by a law of the task's loss (`planner.scenario.convergence`), times the time
 of a step with its exchanges. Candidates are the best plans that sum gradients in every step, and workers side by side,
 each the best pipeline of a region or of two, with every method, interval, number of fragments, compression and outer
-momentum that the law covers.
+momentum that the law covers, and by allgather or reduce-scatter, which needs as many steps.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In
@@ -18,6 +18,7 @@ from itertools import combinations, groupby
 from math import ceil
 
 from planner.check import is_possible
+from planner.plan.outer_step import ALLGATHER, EXCHANGES
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
@@ -113,14 +114,17 @@ class _Search:
         layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
         mode = TrainingMode(DILOCO, base.global_batch, len(base.pipelines))
         modes = outer_modes(self._goal.law, mode, (DILOCO, STREAMING), layers)
+        # Two workers send each other as many bytes either way.
+        exchanges = EXCHANGES if len(base.pipelines) > 2 else (ALLGATHER,)
         for _, alike in groupby(modes, lambda each: (each.compression, each.method, each.fragments)):
-            first, *others = alike
-            times = paths.times(outer_settings(first, 0))
-            for each in (first, *others):
-                yield from self._with(base, inner_s, times, each)
+            own = list(alike)
+            for exchange in exchanges:
+                times = paths.times(outer_settings(own[0], 0, exchange))
+                for each in own:
+                    yield from self._with(base, inner_s, times, each, exchange)
 
     def _with(
-        self, base: Plan, inner_s: Sequence[float], times: ExchangeTimes, mode: TrainingMode
+        self, base: Plan, inner_s: Sequence[float], times: ExchangeTimes, mode: TrainingMode, exchange: str
     ) -> Iterator[LossPlan]:
         """Yield the plan with the settings of ``mode``, and with every momentum that the law covers."""
         law = self._goal.law
@@ -136,7 +140,8 @@ class _Search:
         # Steps take as long with every momentum.
         step_s = times.step_s(inner_s, interval, outer_settings(mode, overlap))
         for each in covered:
-            how = Synchronisation(mode.method, interval_steps=interval, outer=outer_settings(each, overlap))
+            outer = outer_settings(each, overlap, exchange)
+            how = Synchronisation(mode.method, interval_steps=interval, outer=outer)
             plan = replace(base, synchronisation=how)
             yield from self._able(plan, each, tuple(inner_s), step_s, times.traffic_price / interval)
 

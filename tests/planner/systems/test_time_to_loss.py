@@ -64,9 +64,17 @@ def workers(scenario: Scenario, how: Synchronisation) -> Plan:
     [
         Synchronisation("diloco", interval_steps=5),
         Synchronisation("diloco-streaming", interval_steps=6, outer=OuterStep(fragments=2, overlap_steps=1)),
+        Synchronisation("diloco", interval_steps=5, outer=OuterStep(compression="int8", exchange="reduce-scatter")),
+        Synchronisation(
+            "diloco-streaming",
+            interval_steps=6,
+            outer=OuterStep(fragments=2, overlap_steps=1, exchange="reduce-scatter"),
+        ),
     ],
 )
-@pytest.mark.parametrize(("speeds", "bandwidth_bps"), [([1.0, 0.5], 2e7), ([1.0, 0.9, 0.8], 5e6), ([1.0, 1.0], 1e9)])
+@pytest.mark.parametrize(
+    ("speeds", "bandwidth_bps"), [([1.0, 0.5], 2e7), ([1.0, 0.9, 0.8], 5e6), ([1.0, 1.0], 1e9), ([0.5, 1.0] * 3, 4e6)]
+)
 def test_steps_with_exchanges_take_as_long_as_in_the_simulator(
     how: Synchronisation, speeds: list[float], bandwidth_bps: float
 ) -> None:
