@@ -10,7 +10,7 @@ from experiments.benches.fidelity.compare import Outcome, compare
 from experiments.benches.fidelity.kept import KeptRuns
 from experiments.benches.fidelity.stages import Regions, Stages, pipeline_case, regions_case, with_syncer
 from experiments.benches.result import BenchResult, at_most
-from planner.plan.outer_step import OuterStep
+from planner.plan.outer_step import REDUCE_SCATTER, OuterStep
 from planner.plan.plan import Pipeline, Replica, Stage, Synchronisation
 from traces.generators.presets import preset
 
@@ -42,6 +42,14 @@ def outer_step_cases() -> Iterator[Case]:
     yield regions_case("three-workers", "sparse", THREE, sparse, steps=STEPS)
     yield regions_case("four-workers", "diloco", FOUR, Synchronisation("diloco", interval_steps=6), steps=STEPS)
     yield regions_case("four-workers", "streaming", FOUR, streaming, steps=STEPS)
+    parts = OuterStep(exchange=REDUCE_SCATTER)
+    by_parts = replace(streaming, outer=replace(_STREAMS, exchange=REDUCE_SCATTER))
+    yield regions_case("three-workers", "streaming-parts", THREE, by_parts, steps=STEPS)
+    yield regions_case("three-workers-lte", "streaming-parts", changing, by_parts, steps=STEPS)
+    yield regions_case(
+        "four-workers", "diloco-parts", FOUR, Synchronisation("diloco", interval_steps=6, outer=parts), steps=STEPS
+    )
+    yield regions_case("four-workers", "streaming-parts", FOUR, by_parts, steps=STEPS)
     yield pipeline_case(
         "two-workers", "streaming", STAGES, (1,) * 4, [4, 2], "1f1b", steps=STEPS, synchronisation=streaming
     )
