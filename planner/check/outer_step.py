@@ -81,7 +81,8 @@ def _check_compression(outer: OuterStep) -> None:
     if not 0 <= outer.feedback <= 1:
         valid = "give the share of what was not sent that is kept, from 0 to 1"
         raise _refused("an error feedback", outer.feedback, "feedback", valid)
-    find_by_name(outer.exchange, dict.fromkeys(EXCHANGES), "exchange", where=f"{_WHERE}.exchange")
+    if outer.exchange is not None:
+        find_by_name(outer.exchange, dict.fromkeys(EXCHANGES), "exchange", where=f"{_WHERE}.exchange")
     if outer.exchange == REDUCE_SCATTER and outer.density < 1:
         raise InputError(
             f"exchange '{REDUCE_SCATTER}' does not fit a density of {outer.density:g}: means of few values are many",

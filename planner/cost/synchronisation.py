@@ -12,7 +12,6 @@ from itertools import groupby, pairwise
 
 from planner.cost.collectives import Exchange, hierarchical_exchanges, ring_exchanges, tree_exchanges
 from planner.cost.network import ConstantRatePath
-from planner.plan.outer_step import REDUCE_SCATTER
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
@@ -287,7 +286,8 @@ def _edges(
 def _parts(plan: Plan, pipelines: tuple[int, int]) -> tuple[int | None, ...]:
     """Return the parts of layers that a pipeline sends to another one: pseudo-gradients of its, means of the own."""
     sender, receiver = pipelines
-    return (receiver, sender) if plan.synchronisation.outer.exchange == REDUCE_SCATTER else (None,)
+    how = plan.synchronisation
+    return (receiver, sender) if how.has_outer_step and how.outer.parts(len(plan.pipelines)) > 1 else (None,)
 
 
 def syncer_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -58,6 +58,7 @@ class OuterStep:
             one: n - 1 times their bytes. With ``reduce-scatter`` a n-th of every layer belongs to each pipeline, which
             gets that part of all pseudo-gradients, and then sends its mean to all: together 2 (n - 1) / n times the
             bytes, in two messages one after the other. Means are compressed like pseudo-gradients, with error feedback.
+            None: the one that sends less, which is ``reduce-scatter`` with more than two pipelines and a density of 1.
         quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all.
         grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds.
         syncers: Names of the devices that take the outer steps and train nothing: fragment p belongs to the one with
@@ -73,7 +74,7 @@ class OuterStep:
     compression: str = "none"
     density: float = 1.0
     feedback: float = 1.0
-    exchange: str = ALLGATHER
+    exchange: str | None = None
     quorum: int | None = None
     grace_s: float = 0.0
     syncers: tuple[str, ...] = ()
@@ -107,6 +108,11 @@ class OuterStep:
             "int4": _SCALE_BYTES + -(-kept // 2),
         }[self.compression]
         return count * (row_bytes + (INDEX_BYTES * kept if kept < width else 0))
+
+    def parts(self, pipelines: int) -> int:
+        """Return in how many parts, each of which one pipeline averages, so many pipelines exchange a layer."""
+        exchange = self.exchange or (REDUCE_SCATTER if pipelines > 2 and self.density == 1 else ALLGATHER)
+        return pipelines if exchange == REDUCE_SCATTER else 1
 
     def part_bytes(self, elements: int, part: int | None, parts: int) -> int:
         """Return the bytes of one of so many equal parts of a layer's pseudo-gradient in a message; None for all."""

@@ -290,7 +290,8 @@ def test_with_all_workers_at_one_speed_the_same_pseudo_gradients_leave_as_in_str
     outer = OuterStep(fragments=fragments, overlap_steps=2, mixing=0.5, compression=compression)
     steps_s, transfer_s = [1.0] * workers, [0.25, 0.125, 0.25]
     record = simulated(apart(steps_s, transfer_s, every, outer, 0.125), steps=2 * every)
-    beside = simulated(regions(steps_s, transfer_s, every, outer, 0.125), steps=2 * every)
+    streaming = replace(outer, exchange="allgather")
+    beside = simulated(regions(steps_s, transfer_s, every, streaming, 0.125), steps=2 * every)
     for number in range(workers):
         name, other = f"device-{number}", f"device-{(number + 1) % workers}"
         assert begins_s(record, name) == begins_s(beside, name)

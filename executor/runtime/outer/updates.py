@@ -27,7 +27,7 @@ from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
 from planner.cost.synchronisation import UpdateEdge
-from planner.plan.outer_step import REDUCE_SCATTER, FragmentExchanges, fragment_exchanges
+from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
 from planner.plan.plan import Plan, Stage
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
@@ -179,7 +179,7 @@ class OuterUpdates(WithoutGradients):
 
     @property
     def _reduces(self) -> bool:
-        return self._how.outer.exchange == REDUCE_SCATTER
+        return self._how.outer.parts(len(self._weights)) > 1
 
     def _send_means(self, fragment: int) -> None:
         """Send the mean of this pipeline's part of a fragment, if all that it needs is there, and only once."""

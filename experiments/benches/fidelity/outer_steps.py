@@ -10,7 +10,7 @@ from experiments.benches.fidelity.compare import Outcome, compare
 from experiments.benches.fidelity.kept import KeptRuns
 from experiments.benches.fidelity.stages import Regions, Stages, pipeline_case, regions_case, with_syncer
 from experiments.benches.result import BenchResult, at_most
-from planner.plan.outer_step import REDUCE_SCATTER, OuterStep
+from planner.plan.outer_step import ALLGATHER, OuterStep
 from planner.plan.plan import Pipeline, Replica, Stage, Synchronisation
 from traces.generators.presets import preset
 
@@ -30,26 +30,22 @@ _SPARSE = OuterStep(learning_rate=1.0, momentum=0.0, compression="int4", density
 
 
 def outer_step_cases() -> Iterator[Case]:
-    """Yield the cases: every method, with links of their own, shared ones and changing ones."""
+    """Yield the cases: every method and both exchanges, with links of their own, shared ones and changing ones."""
     streaming = Synchronisation("diloco-streaming", interval_steps=4, outer=_STREAMS)
-    yield regions_case("three-workers", "diloco", THREE, Synchronisation("diloco", interval_steps=4), steps=STEPS)
-    yield regions_case("three-workers", "streaming", THREE, streaming, steps=STEPS)
     changing = replace(THREE, rate=played(preset("lte", duration_s=60.0, seed=4), 40e6))
-    packed = replace(streaming, outer=replace(_STREAMS, compression="int8"))
-    yield regions_case("three-workers-lte", "streaming", changing, streaming, steps=STEPS)
-    yield regions_case("three-workers-lte", "streaming-int8", changing, packed, steps=STEPS)
+    for exchange, suffix in ((None, ""), (ALLGATHER, "-allgather")):
+        outer = replace(_STREAMS, exchange=exchange)
+        whole = Synchronisation("diloco", interval_steps=4, outer=OuterStep(exchange=exchange))
+        streams = replace(streaming, outer=outer)
+        packed = replace(streaming, outer=replace(outer, compression="int8"))
+        yield regions_case("three-workers", f"diloco{suffix}", THREE, whole, steps=STEPS)
+        yield regions_case("three-workers", f"streaming{suffix}", THREE, streams, steps=STEPS)
+        yield regions_case("three-workers-lte", f"streaming{suffix}", changing, streams, steps=STEPS)
+        yield regions_case("three-workers-lte", f"streaming-int8{suffix}", changing, packed, steps=STEPS)
+        yield regions_case("four-workers", f"diloco{suffix}", FOUR, replace(whole, interval_steps=6), steps=STEPS)
+        yield regions_case("four-workers", f"streaming{suffix}", FOUR, streams, steps=STEPS)
     sparse = Synchronisation("diloco", interval_steps=3, outer=_SPARSE)
     yield regions_case("three-workers", "sparse", THREE, sparse, steps=STEPS)
-    yield regions_case("four-workers", "diloco", FOUR, Synchronisation("diloco", interval_steps=6), steps=STEPS)
-    yield regions_case("four-workers", "streaming", FOUR, streaming, steps=STEPS)
-    parts = OuterStep(exchange=REDUCE_SCATTER)
-    by_parts = replace(streaming, outer=replace(_STREAMS, exchange=REDUCE_SCATTER))
-    yield regions_case("three-workers", "streaming-parts", THREE, by_parts, steps=STEPS)
-    yield regions_case("three-workers-lte", "streaming-parts", changing, by_parts, steps=STEPS)
-    yield regions_case(
-        "four-workers", "diloco-parts", FOUR, Synchronisation("diloco", interval_steps=6, outer=parts), steps=STEPS
-    )
-    yield regions_case("four-workers", "streaming-parts", FOUR, by_parts, steps=STEPS)
     yield pipeline_case(
         "two-workers", "streaming", STAGES, (1,) * 4, [4, 2], "1f1b", steps=STEPS, synchronisation=streaming
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from planner.plan.outer_step import ALLGATHER, OuterStep
+from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
 from planner.scenario.convergence import LossLaw, Steps, TrainingMode
 
@@ -126,7 +126,7 @@ def most_overlap(mode: TrainingMode) -> int:
     return min(max(1, mode.interval_steps // 4), mode.interval_steps // mode.fragments, mode.interval_steps - 1)
 
 
-def outer_settings(mode: TrainingMode, overlap_steps: int, exchange: str = ALLGATHER) -> OuterStep:
+def outer_settings(mode: TrainingMode, overlap_steps: int, exchange: str | None = None) -> OuterStep:
     """Return the settings with which the planner proposes a method, and with which its convergence is measured.
 
     Without momentum the outer step is the average of the workers.

@@ -16,7 +16,7 @@ from itertools import chain, permutations
 import numpy as np
 
 from planner.cost.network import nominal_path, payload_bps
-from planner.plan.outer_step import REDUCE_SCATTER, OuterStep, fragment_exchanges
+from planner.plan.outer_step import OuterStep, fragment_exchanges
 from planner.plan.plan import Pipeline, Plan
 from planner.scenario.convergence import Floats
 from planner.scenario.scenario import Scenario
@@ -108,7 +108,8 @@ class ExchangePaths:
 
     def times(self, outer: OuterStep) -> ExchangeTimes:
         """Return the times of the exchanges by the settings of ``outer``."""
-        rounds, parts = (2, self._workers) if outer.exchange == REDUCE_SCATTER else (1, 1)
+        parts = outer.parts(self._workers)
+        rounds = 2 if parts > 1 else 1
         # The last part of a layer is the largest one.
         sizes = np.array([outer.part_bytes(count, parts - 1, parts) for count in self._parameters], np.float64)
         shape = (outer.fragments, self._workers, self._workers)

@@ -114,7 +114,7 @@ class _Search:
         layers, paths = len(self._scenario.model.layers), ExchangePaths(base, self._scenario)
         mode = TrainingMode(DILOCO, base.global_batch, len(base.pipelines))
         modes = outer_modes(self._goal.law, mode, (DILOCO, STREAMING), layers)
-        # Two workers send each other as many bytes either way.
+        # Two workers send each other as many bytes either way, but by allgather at once.
         exchanges = EXCHANGES if len(base.pipelines) > 2 else (ALLGATHER,)
         for _, alike in groupby(modes, lambda each: (each.compression, each.method, each.fragments)):
             own = list(alike)
