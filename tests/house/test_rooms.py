@@ -55,6 +55,7 @@ ROOMS = [
     "executor/training",
     "executor/recovery",
     "executor/runtime",
+    "executor/runtime/outer",
     "executor/runtime/decoupled",
     "executor/rank",
     "executor/control",
