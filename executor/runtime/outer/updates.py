@@ -81,7 +81,6 @@ class OuterUpdates(WithoutGradients):
         # after which step they were sent, and when, by fragment. Threads that receive take them, too.
         self._parts: dict[int, list[torch.Tensor]] = {}
         self._unaveraged: dict[int, tuple[int, float]] = {}
-        self._averaging = threading.Lock()
         self._exchanges: Sequence[FragmentExchanges] = ()
         self._begin_part(self._first_step, plan)
         if not self.may_change:
@@ -92,6 +91,8 @@ class OuterUpdates(WithoutGradients):
         how = self._how = plan.synchronisation
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
+        # By fragment, so that the mean of one does not hold up the step that sends another.
+        self._averaging = [threading.Lock() for _ in self._fragments]
         self._messages = UpdateMessages(
             self._device,
             self._edges_of(plan),
@@ -183,7 +184,7 @@ class OuterUpdates(WithoutGradients):
 
     def _send_means(self, fragment: int) -> None:
         """Send the mean of this pipeline's part of a fragment, if all that it needs is there, and only once."""
-        with self._averaging:
+        with self._averaging[fragment]:
             if fragment not in self._unaveraged:
                 return
             step, ready_s = self._unaveraged[fragment]
