@@ -45,9 +45,11 @@ class SendWindow:
         self._timeout_s = timeout_s + round_trip_s
         self._window_bytes = initial_bytes
         self._idle_since_s = 0.0
-        # For each part: time of the acknowledgement in seconds, size in bytes, bytes in flight when the part left.
-        self._unacknowledged: deque[tuple[float, float, float]] = deque()
+        # For each part: time of the acknowledgement in seconds, size in bytes.
+        self._unacknowledged: deque[tuple[float, float]] = deque()
         self._in_flight_bytes = 0.0
+        # Most bytes of the latest message in flight at a time, with those that wait before the path.
+        self._most_bytes_sent = 0.0
 
     @property
     def size_bytes(self) -> float:
@@ -66,11 +68,12 @@ class SendWindow:
         if not size_bytes or not self._round_trip_s or not rate_bps:
             return 0.0
         self._halve_if_idle(now_s)
-        path_bytes = rate_bps * max(self._round_trip_s, clear_s + self._back_s - now_s) / 8
-        clock_s, left_bytes = now_s, float(size_bytes)
+        self._acknowledge(now_s)
+        clock_s, left_bytes, self._most_bytes_sent = now_s, float(size_bytes), 0.0
         while left_bytes > 0:
-            self._acknowledge(clock_s, path_bytes)
+            self._acknowledge(clock_s)
             open_bytes = self.size_bytes
+            self._most_bytes_sent = max(self._most_bytes_sent, min(open_bytes, self._in_flight_bytes + left_bytes))
             part_bytes = min(left_bytes, open_bytes / _PARTS)
             # Rounding must not delay a part.
             if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
@@ -81,19 +84,17 @@ class SendWindow:
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
             acknowledged_s = max(clock_s - part_s / 2 + self._round_trip_s, clear_s + self._back_s)
-            self._unacknowledged.append((acknowledged_s, part_bytes, self._in_flight_bytes))
+            self._unacknowledged.append((acknowledged_s, part_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
 
-    def _acknowledge(self, now_s: float, path_bytes: float) -> None:
+    def _acknowledge(self, now_s: float) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
-            latest_bytes = self._unacknowledged[-1][2]
-            _, part_bytes, in_flight_bytes = self._unacknowledged.popleft()
-            # Linux grows a window to at most twice the bytes in flight. A sender that fills the path also fills the
-            # buffer before the path.
-            useful_bytes = 2 * min(max(in_flight_bytes, latest_bytes), max(path_bytes, self._initial_bytes))
-            self._window_bytes = max(self._window_bytes, min(self._window_bytes + part_bytes, useful_bytes))
+            _, part_bytes = self._unacknowledged.popleft()
+            # Linux grows a window to at most twice the bytes in flight.
+            grown_bytes = min(self._window_bytes + part_bytes, 2 * self._most_bytes_sent)
+            self._window_bytes = max(self._window_bytes, grown_bytes)
             self._in_flight_bytes -= part_bytes
         if not self._unacknowledged:
             self._in_flight_bytes = 0.0
@@ -103,7 +104,7 @@ class SendWindow:
         if idle_s < self._timeout_s:
             return
         # By now all earlier bytes have been acknowledged, and have increased the window.
-        self._acknowledge(now_s, math.inf)
+        self._acknowledge(now_s)
         halvings = math.floor(min(idle_s / self._timeout_s, _MOST_HALVINGS))
         self._window_bytes = max(self._initial_bytes, self._window_bytes / 2**halvings)
 

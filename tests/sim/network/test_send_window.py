@@ -58,6 +58,20 @@ def test_what_was_opened_stays_open_and_halves_when_idle() -> None:
     assert second_s(100.0, 0.5) == pytest.approx(2, abs=1e-3)
 
 
+def test_bytes_that_wait_before_the_path_open_the_window_as_on_linux() -> None:
+    """`ss -ti` shows 2.68, 5.35 and 5.35 MB after messages of 2.667 MB by Reno over 40 Mbit/s, 20 ms there and back.
+
+    The path itself holds 0.2 MB.
+    """
+    window, found, clock_s = SendWindow(14480.0, math.inf, 0.04, NEVER), [], 0.0
+    for _ in range(3):
+        clock_s += took_s(window, clock_s, 2_666_672, 40e6) + 1.0
+        # Acknowledgements count when the next byte leaves.
+        window.waiting_s(clock_s, 1, 40e6)
+        found.append(window.size_bytes / 1e6)
+    assert found == pytest.approx([2.68, 5.35, 5.35], rel=0.01)
+
+
 def test_acknowledgements_wait_for_the_bytes_of_the_other_direction() -> None:
     # 1, 2 and 4 thousand bytes; the other direction is clear after 3 s, and its latency is half of the round trip.
     window = SendWindow(1000.0, math.inf, 1.0, NEVER, 0.5)
