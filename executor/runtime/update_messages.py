@@ -62,7 +62,7 @@ class IncomingUpdates:
     Args:
         edge: The sender, the receiver (this rank) and the layers.
         post_round: Posts the receive of an update by its number; calls the given function on arrival.
-        noticed: Called with the edge after an arrival, in a thread that receives.
+        noticed: Called with the edge after an arrival, in a thread that receives; not if the sender is lost.
     """
 
     edge: UpdateEdge
@@ -118,19 +118,20 @@ class IncomingUpdates:
             self._posted.append(self._post_round(self._next, self._on_arrival))
             self._next += 1
 
-    def _on_arrival(self, _: RecvHandle) -> None:
+    def _on_arrival(self, handle: RecvHandle) -> None:
         """Accept updates in the order of their numbers, in which the receiving threads need not wake up."""
         with self._changed:
             try:
                 while self._posted and self._posted[0].is_complete:
-                    handle = self._posted.popleft()
-                    self._ready.append(handle)
-                    self._arrived_s.append(handle.arrived_s)
+                    first = self._posted.popleft()
+                    self._ready.append(first)
+                    self._arrived_s.append(first.arrived_s)
                     self._post()
             except PeerLostError as error:
                 self._lost = error
             self._changed.notify_all()
-        self._noticed(self.edge)
+        if not handle.lost:
+            self._noticed(self.edge)
 
 
 class UpdateMessages:
@@ -143,7 +144,7 @@ class UpdateMessages:
         exchanges: After which steps updates are sent, by fragment of the model.
         first_step: The first step with these exchanges.
         last_step: The last step of the run.
-        noticed: Called with the edge after the arrival of an update, in a thread that receives.
+        noticed: That of `IncomingUpdates`.
     """
 
     def __init__(

@@ -104,6 +104,7 @@ def _changed_exchanges(old: Synchronisation, new: Synchronisation) -> list[str]:
         ("fragments", old.outer.fragments, new.outer.fragments),
         ("overlap", old.outer.overlap_steps, new.outer.overlap_steps),
         ("format of pseudo-gradients", old.outer.compression, new.outer.compression),
+        ("exchange", old.outer.exchange, new.outer.exchange),
     )
     parts = [f"{name} {before} -> {after}" for name, before, after in settings if before != after]
     return parts if parts or old.outer == new.outer else ["other outer steps"]

@@ -58,7 +58,7 @@ class OuterStep:
             one: n - 1 times their bytes. With ``reduce-scatter`` a n-th of every layer belongs to each pipeline, which
             gets that part of all pseudo-gradients, and then sends its mean to all: together 2 (n - 1) / n times the
             bytes, in two messages one after the other. Means are compressed like pseudo-gradients, with error feedback.
-            None: the one that sends less, which is ``reduce-scatter`` with more than two pipelines and a density of 1.
+            None: the one that usually sends less, ``reduce-scatter`` with more than two pipelines and a density of 1.
         quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all.
         grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds.
         syncers: Names of the devices that take the outer steps and train nothing: fragment p belongs to the one with

@@ -48,8 +48,8 @@ class SendWindow:
         # For each part: time of the acknowledgement in seconds, size in bytes.
         self._unacknowledged: deque[tuple[float, float]] = deque()
         self._in_flight_bytes = 0.0
-        # Most bytes of the latest message in flight at a time, with those that wait before the path.
-        self._most_bytes_sent = 0.0
+        # Most bytes in flight since the latest message began, with those that wait before the path.
+        self._most_in_flight_bytes = 0.0
 
     @property
     def size_bytes(self) -> float:
@@ -69,11 +69,13 @@ class SendWindow:
             return 0.0
         self._halve_if_idle(now_s)
         self._acknowledge(now_s)
-        clock_s, left_bytes, self._most_bytes_sent = now_s, float(size_bytes), 0.0
+        clock_s, left_bytes, self._most_in_flight_bytes = now_s, float(size_bytes), 0.0
         while left_bytes > 0:
             self._acknowledge(clock_s)
             open_bytes = self.size_bytes
-            self._most_bytes_sent = max(self._most_bytes_sent, min(open_bytes, self._in_flight_bytes + left_bytes))
+            self._most_in_flight_bytes = max(
+                self._most_in_flight_bytes, min(open_bytes, self._in_flight_bytes + left_bytes)
+            )
             part_bytes = min(left_bytes, open_bytes / _PARTS)
             # Rounding must not delay a part.
             if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
@@ -93,7 +95,7 @@ class SendWindow:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
             _, part_bytes = self._unacknowledged.popleft()
             # Linux grows a window to at most twice the bytes in flight.
-            grown_bytes = min(self._window_bytes + part_bytes, 2 * self._most_bytes_sent)
+            grown_bytes = min(self._window_bytes + part_bytes, 2 * self._most_in_flight_bytes)
             self._window_bytes = max(self._window_bytes, grown_bytes)
             self._in_flight_bytes -= part_bytes
         if not self._unacknowledged:

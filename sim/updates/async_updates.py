@@ -144,8 +144,8 @@ class AsyncUpdates:
         step = len(ended_s) - 1
         outgoing = [number for number in self._outgoing.get(actor, ()) if self._exchanges[number].follows(step)]
         sent = [self._message(number, step, now_s) for number in outgoing if not self.edges[number].carries_means]
-        exchanges = {id(each): each for each in (self._exchanges[number] for number in outgoing)}
-        return sent + [message for each in exchanges.values() for message in self._means(device, each, step)]
+        exchanges = dict.fromkeys(self._exchanges[number] for number in outgoing)
+        return sent + [message for each in exchanges for message in self._means(device, each, step)]
 
     def _means(self, device: str, exchanges: Exchanges | FragmentExchanges, step: int) -> list[UpdateMessage]:
         """Return the means that a device sends for the exchange after a step, if what it needs for them is there."""

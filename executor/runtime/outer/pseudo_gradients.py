@@ -1,7 +1,7 @@
 """The bytes of a layer's pseudo-gradient on the way to other pipelines: sparse, or in few bits.
 
-Each layer is packed by itself, in chunks that depend on its size only. So every pipeline gets the same values of it,
-wherever plans cut pipelines into stages.
+Each layer, or part of one, is packed by itself, in chunks that depend on its size only. So every pipeline gets the same
+values of it, wherever plans cut pipelines into stages.
 """
 
 import torch

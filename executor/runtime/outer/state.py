@@ -91,8 +91,11 @@ class OuterState:
         """Return the mean of one part of a layer as it is sent; the arguments are those of `average`."""
         own = self._layers[layer]
         start, end = part_of(own.common.numel(), part, len(weights))
-        mean = self._mean(packed, weights, end - start)
-        (sent,), own.left_out_of_mean = self._packed(mean, own.left_out_of_mean, 1)
+        mean, left_out = self._mean(packed, weights, end - start), own.left_out_of_mean
+        if left_out is not None and len(left_out) != len(mean):
+            # It is from a checkpoint of another number of pipelines.
+            left_out = None
+        (sent,), own.left_out_of_mean = self._packed(mean, left_out, 1)
         return sent
 
     def join(self, layer: int, means: Mapping[int, torch.Tensor], parts: int) -> None:

@@ -6,8 +6,8 @@ the others, takes the outer step, and sends the other replicas of the stage thei
 this is a barrier between the pipelines. At the end of the run all outer steps that are still to come are taken, and so
 they are before a step with which the settings of the exchanges change.
 
-With ``reduce-scatter`` pipelines get only their parts of the pseudo-gradients. The thread that receives the last of
-them sends the means, while the rank trains.
+With ``reduce-scatter`` pipelines get only their parts of the pseudo-gradients. A rank sends the means of its part when
+it has all of them: mostly the thread that receives the last one, while the rank trains, or else the rank with its own.
 """
 
 import threading
@@ -77,8 +77,9 @@ class OuterUpdates(WithoutGradients):
         self._own: dict[int, torch.Tensor] = {}
         # Updates until the outer step that applies them, by fragment.
         self._received = defaultdict[int, list[Update]](list)
-        # With reduce-scatter, until this rank has the mean of its part: all parts of its pseudo-gradients, by layer;
-        # after which step they were sent, and when, by fragment. Threads that receive take them, too.
+        # All parts of this rank's pseudo-gradients as they are sent, by layer; with reduce-scatter until this rank has
+        # the mean of its own, and after which step they were sent, and when, by fragment. Threads that receive take
+        # them, too.
         self._parts: dict[int, list[torch.Tensor]] = {}
         self._unaveraged: dict[int, tuple[int, float]] = {}
         self._exchanges: Sequence[FragmentExchanges] = ()
@@ -144,18 +145,16 @@ class OuterUpdates(WithoutGradients):
         """End a step, applied at run second ``now_s``; if an exchange follows, send pseudo-gradients."""
         self._messages.end_step(now_s)
         for fragment in self._exchanged_after(step):
-            for layer in self._led(fragment):
-                if self._reduces:
-                    self._parts[layer] = self._state.pack(layer, len(self._weights))
-                else:
-                    (self._own[layer],) = self._state.pack(layer)
+            led = self._led(fragment)
+            self._parts |= {layer: self._state.pack(layer, self._part_count) for layer in led}
             for edge in self._outgoing(fragment, of_means=False):
-                layers = range(*edge.layers)
-                packed = [self._own[layer] if edge.part is None else self._parts[layer][edge.part] for layer in layers]
+                packed = [self._parts[layer][edge.part or 0] for layer in range(*edge.layers)]
                 self._messages.send(edge, step, torch.cat(packed), now_s)
-            if self._reduces:
+            if self._part_count > 1:
                 self._unaveraged[fragment] = (step, now_s)
                 self._send_means(fragment)
+            else:
+                self._own |= {layer: self._parts.pop(layer)[0] for layer in led}
 
     def drain(self) -> bool:
         """After the last step, take all outer steps that are still to come.
@@ -179,11 +178,14 @@ class OuterUpdates(WithoutGradients):
     # --- means of parts ---
 
     @property
-    def _reduces(self) -> bool:
-        return self._how.outer.parts(len(self._weights)) > 1
+    def _part_count(self) -> int:
+        return self._how.outer.parts(len(self._weights))
 
     def _send_means(self, fragment: int) -> None:
         """Send the mean of this pipeline's part of a fragment, if all that it needs is there, and only once."""
+        if fragment not in self._unaveraged:
+            # A thread may come so late that there are other fragments by now.
+            return
         with self._averaging[fragment]:
             if fragment not in self._unaveraged:
                 return
@@ -252,19 +254,18 @@ class OuterUpdates(WithoutGradients):
     def _average(self, sent: int) -> None:
         """Average the pseudo-gradients sent after step ``sent`` of this run, unless this was done."""
         for fragment in self._exchanged_after(sent) if sent >= self._first_step else ():
-            if self._reduces:
-                # The thread that has received the last part may not have come to it yet.
-                self._send_means(fragment)
+            # The thread that has received the last part may not have come to it yet.
+            self._send_means(fragment)
             led = [layer for layer in self._led(fragment) if layer in self._own]
             stop = self._exchanges[fragment].before(sent + 1)
-            incoming = self._incoming(fragment, of_means=self._reduces)
+            incoming = self._incoming(fragment, of_means=self._part_count > 1)
             updates = [update for each in incoming for update in each.take(stop)]
             found = self._by_layer(updates)
             self._received[fragment] += updates
             for layer in led:
                 found[layer][self._pipeline] = self._own.pop(layer)
-                if self._reduces:
-                    self._state.join(layer, found[layer], len(self._weights))
+                if self._part_count > 1:
+                    self._state.join(layer, found[layer], self._part_count)
                 else:
                     self._state.average(layer, found[layer], self._weights)
 

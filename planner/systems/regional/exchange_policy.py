@@ -91,7 +91,7 @@ class ExchangePolicy:
         self.thinking_s = 0.0
         self._slowdown: dict[str, float] = {}
         self._paths: ExchangePaths | None = None
-        self._times_of: dict[tuple[int, str, str], ExchangeTimes] = {}
+        self._times_of: dict[tuple[int, str, str, str | None], ExchangeTimes] = {}
         self._measured = IntervalTimes(_measured_steps)
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
@@ -175,7 +175,7 @@ class ExchangePolicy:
 
     def _times(self, plan: Plan) -> ExchangeTimes:
         outer = plan.synchronisation.outer
-        key = (outer.fragments, outer.pattern, outer.compression)
+        key = (outer.fragments, outer.pattern, outer.compression, outer.exchange)
         if key not in self._times_of:
             # The workers and their paths stay in a run.
             self._paths = self._paths or ExchangePaths(plan, self._scenario)

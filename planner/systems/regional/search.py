@@ -3,7 +3,8 @@
 The time to a loss is the number of steps, by a law of the task's loss (`planner.scenario.convergence`), times the time
 of a step with its exchanges. Candidates are the best plans that sum gradients in every step, and workers side by side,
 each the best pipeline of a region or of two, with every method, interval, number of fragments, compression and outer
-momentum that the law covers, and by allgather or reduce-scatter, which needs as many steps.
+momentum that the law covers, and by allgather or reduce-scatter. These are taken to need as many steps: without
+compression the results are equal, and with int4 the loss of four workers was 0.5 % lower with compressed means.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In

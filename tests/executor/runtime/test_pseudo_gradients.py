@@ -105,6 +105,24 @@ def test_error_feedback_of_means_loses_nothing(
     torch.testing.assert_close(sent + left_out, wanted, rtol=1e-5, atol=1e-4)
 
 
+def test_what_other_workers_have_left_out_of_means_is_forgotten() -> None:
+    """Parts have another size where a run goes on with another number of workers."""
+    settings, layer = OuterStep(compression="int8"), nn.Linear(30, 20)
+    parameters = FlatParameters([layer])
+    weights = {0: 0.5, 1: 0.25, 2: 0.25}
+    first = OuterState(settings, lambda index: parameters, [0], {})
+    first.average_part(0, 1, dict.fromkeys(weights, pack_layer(settings, drawn(207, 0))), weights)
+    stored = first.tensors(0)
+    assert len(stored["left_out_of_mean"]) == 207
+    more = dict.fromkeys(range(4), 0.25)
+    packed = dict.fromkeys(more, pack_layer(settings, drawn(155, 1)))
+    found = [
+        OuterState(settings, lambda index: parameters, [0], restored).average_part(0, 1, packed, more)
+        for restored in ({0: stored}, {})
+    ]
+    assert found[0].tolist() == found[1].tolist()
+
+
 def test_error_feedback_decays() -> None:
     settings = OuterStep(density=1e-6, feedback=0.5)
     layer = nn.Linear(3, 1)

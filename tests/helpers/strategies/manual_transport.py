@@ -43,6 +43,7 @@ class _Handle:
         self._arrived = arrived
         self._payload: torch.Tensor | None = None
         self.arrived_s = float("inf")
+        self.lost = False
 
     @property
     def is_complete(self) -> bool:
