@@ -88,7 +88,14 @@ class OuterState:
     def average_part(
         self, layer: int, part: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]
     ) -> torch.Tensor:
-        """Return the mean of one part of a layer as it is sent; the arguments are those of `average`."""
+        """Return the mean of one part of a layer as it is sent.
+
+        Args:
+            layer: Index of the layer.
+            part: Index of the part, of as many as there are pipelines.
+            packed: This part of the pseudo-gradients as they were sent, by pipeline.
+            weights: Weight of each pipeline in the mean.
+        """
         own = self._layers[layer]
         start, end = part_of(own.common.numel(), part, len(weights))
         mean, left_out = self._mean(packed, weights, end - start), own.left_out_of_mean
@@ -231,7 +238,7 @@ class NoOuterState:
     def average_part(
         self, layer: int, part: int, packed: Mapping[int, torch.Tensor], weights: Mapping[int, float]
     ) -> torch.Tensor:
-        """Return zeros."""
+        """Return zeros, whatever the ``weights``."""
         return self._zeros(layer, part, len(weights))
 
     def join(self, layer: int, means: Mapping[int, torch.Tensor], parts: int) -> None:
