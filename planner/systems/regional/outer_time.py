@@ -46,7 +46,13 @@ class ExchangeTimes:
     @property
     def longest_s(self) -> float:
         """Longest time from sending a fragment to the arrival of its last message, seconds."""
-        return self.rounds * float(np.max(self.transmission_s + self.latency_s))
+        return self.rounds * float(np.max(self.between_s))
+
+    @property
+    def between_s(self) -> Floats:
+        """Longest time from sending a fragment's message to its arrival, seconds, [workers, workers]."""
+        longest_s: Floats = (self.transmission_s + self.latency_s).max(axis=0)
+        return longest_s
 
     def step_s(self, inner_s: Sequence[float], interval_steps: int, outer: OuterStep) -> float:
         """Return the mean time of a step, exchanges included, seconds.

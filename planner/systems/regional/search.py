@@ -8,9 +8,10 @@ compression the results are equal, and with int4 the loss of four workers was 0.
 
 Among up to `MOST_REGIONS` regions, all sets of them are tried, and for sums of gradients too if they are at most
 `MOST_SUMMED`: there, another region never lengthens the time to the loss, because the candidates without it remain. In
-more regions, gradients are summed over all of them or, where prices count, over one. Workers are then the quickest
-regions in their order, for each number of them, and all regions but one, with the schedule that is the quickest in all
-regions.
+more regions, gradients are summed over all of them or, where prices count, over one. Workers are then all sets of up to
+`_MOST_SUBSETS` regions. Of more they are the quickest regions in their order, for each number of them, all regions but
+one, and those that are left if one after the other is taken away that has the slowest exchange. All have the schedule
+that is the quickest in all regions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,12 @@ from dataclasses import replace
 from itertools import combinations, groupby
 from math import ceil
 
+import numpy as np
+
 from planner.check import is_possible
-from planner.plan.outer_step import ALLGATHER, EXCHANGES
+from planner.plan.outer_step import ALLGATHER, EXCHANGES, OuterStep
 from planner.plan.plan import Plan, Synchronisation
-from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
+from planner.scenario.convergence import ALLREDUCE, Floats, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.robust import mean_step_s
@@ -44,6 +47,8 @@ from traces.common.errors import InputError
 
 MOST_REGIONS, MOST_SUMMED = 4, 3
 _MOST_JOINED = 2
+# In so many regions, and in clusters of up to `_MOST_TIMED` devices, all sets of regions become workers.
+_MOST_SUBSETS = 6
 
 # Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
 # its links. In clusters of more devices, for which that takes minutes, links have their declared rates.
@@ -217,9 +222,36 @@ class _Search:
         made = self._timed(able, SCHEDULES)
         quickest = min(made, key=lambda name: max(each.step_s for each in made[name]), default=None)
         schedules = SCHEDULES if quickest is None else (quickest,)
-        yield from ((able[:count], schedules) for count in range(2, len(able) + 1))
-        if len(able) > 2:
-            yield from ((able[:index] + able[index + 1 :], schedules) for index in range(len(able) - 1))
+        numbers = range(len(able))
+        if len(regions) <= _MOST_SUBSETS and len(self._scenario.cluster.devices) <= _MOST_TIMED:
+            sets = [each for count in numbers for each in combinations(numbers, count + 1)]
+        else:
+            sets = [(*numbers[:count],) for count in numbers[1:]]
+            sets += [(*numbers[:number], *numbers[number + 1 :]) for number in numbers]
+            if quickest is not None:
+                paths = ExchangePaths(self._plan(made[quickest], quickest), self._scenario)
+                sets += without_slowest_links(paths.times(OuterStep()).between_s)
+            sets.append((*numbers,))
+        for each in dict.fromkeys(sets):
+            if len(each) > 1:
+                yield [able[number] for number in each], schedules
+
+
+def without_slowest_links(between_s: Floats) -> Iterator[tuple[int, ...]]:
+    """Yield sets of workers, each without one that has the slowest exchange of the set before, down to two of them.
+
+    Args:
+        between_s: Time of an exchange between every two workers, seconds, [workers, workers].
+
+    Of the two ends of the slowest exchange the one is left out whose exchanges take longer together.
+    """
+    both_ways_s = np.maximum(between_s, between_s.T)
+    left = list(range(len(between_s)))
+    while len(left) > 2:
+        among_s = both_ways_s[np.ix_(left, left)]
+        ends = np.unravel_index(among_s.argmax(), among_s.shape)
+        del left[max(ends, key=lambda end: float(among_s[end].sum()))]
+        yield tuple(left)
 
 
 def _partial_partitions(regions: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
