@@ -194,7 +194,6 @@ class OuterUpdates(WithoutGradients):
             count = self._exchanges[fragment].before(step + 1)
             if any(each.arrived < count for each in incoming):
                 return
-            del self._unaveraged[fragment]
             updates = [update for each in incoming for update in each.take(count)]
             found = self._by_layer(updates)
             for layer in self._led(fragment):
@@ -204,6 +203,8 @@ class OuterUpdates(WithoutGradients):
             ready_s = max((ready_s, *(update.arrived_s for update in updates)))
             for edge in self._outgoing(fragment, of_means=True):
                 self._messages.send(edge, step, torch.cat([self._own[layer] for layer in range(*edge.layers)]), ready_s)
+            # Only now, so that whoever finds the fragment missing finds the mean.
+            del self._unaveraged[fragment]
 
     # --- outer steps ---
 
