@@ -48,7 +48,7 @@ from traces.common.errors import InputError
 MOST_REGIONS, MOST_SUMMED = 4, 3
 _MOST_JOINED = 2
 # In so many regions, and in clusters of up to `_MOST_TIMED` devices, all sets of regions become workers.
-_MOST_SUBSETS = 6
+_MOST_SUBSETS = 8
 
 # Length of the windows of traces over which steps are timed: about that of an exchange, which waits for the slowest of
 # its links. In clusters of more devices, for which that takes minutes, links have their declared rates.

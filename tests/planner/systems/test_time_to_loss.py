@@ -160,6 +160,9 @@ def scores(random: Random, count: int) -> tuple[float, float]:
     scenario = regions(
         speeds, 10 ** random.uniform(6, 9), random.choice([6, 16, 31]), random.choice([4_000, 4_000_000])
     )
+    if random.random() < 0.5:
+        links = tuple(replace(link, bandwidth_bps=10 ** random.uniform(6, 9)) for link in scenario.cluster.links)
+        scenario = replace(scenario, cluster=replace(scenario.cluster, links=links))
     goal = LossGoal(random.choice([TIME, COST]), random.uniform(1.1, 2.0), law(random.uniform(0, 0.05)))
     fewer = within_regions(scenario, {f"region-{n}" for n in range(count - 1)})
 
