@@ -19,12 +19,10 @@ from dataclasses import replace
 from itertools import combinations, groupby
 from math import ceil
 
-import numpy as np
-
 from planner.check import is_possible
 from planner.plan.outer_step import ALLGATHER, EXCHANGES, OuterStep
 from planner.plan.plan import Plan, Synchronisation
-from planner.scenario.convergence import ALLREDUCE, Floats, Steps, TrainingMode
+from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.robust import mean_step_s
@@ -42,11 +40,11 @@ from planner.systems.regional.loss_plan import (
     outer_settings,
 )
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
+from planner.systems.regional.worker_sets import partial_partitions, without_slowest_links
 from planner.systems.regional.workers import SCHEDULES, TimedPipeline, Worker, WorkerSearch, side_by_side
 from traces.common.errors import InputError
 
 MOST_REGIONS, MOST_SUMMED = 4, 3
-_MOST_JOINED = 2
 # In so many regions, and in clusters of up to `_MOST_TIMED` devices, all sets of regions become workers.
 _MOST_SUBSETS = 8
 
@@ -211,7 +209,7 @@ class _Search:
         """Yield sets of two workers or more, on different regions, and the schedules to try."""
         regions = sorted(self._scenario.cluster.regions)
         if len(regions) <= MOST_REGIONS:
-            for blocks in _partial_partitions(regions):
+            for blocks in partial_partitions(regions):
                 workers = [self._workers.worker(block) for block in blocks]
                 if len(blocks) > 1 and None not in workers:
                     yield [worker for worker in workers if worker is not None], SCHEDULES
@@ -235,37 +233,6 @@ class _Search:
         for each in dict.fromkeys(sets):
             if len(each) > 1:
                 yield [able[number] for number in each], schedules
-
-
-def without_slowest_links(between_s: Floats) -> Iterator[tuple[int, ...]]:
-    """Yield sets of workers, each without one that has the slowest exchange of the set before, down to two of them.
-
-    Args:
-        between_s: Time of an exchange between every two workers, seconds, [workers, workers].
-
-    Of the two ends of the slowest exchange the one is left out whose exchanges take longer together.
-    """
-    both_ways_s = np.maximum(between_s, between_s.T)
-    left = list(range(len(between_s)))
-    while len(left) > 2:
-        among_s = both_ways_s[np.ix_(left, left)]
-        ends = np.unravel_index(among_s.argmax(), among_s.shape)
-        del left[max(ends, key=lambda end: float(among_s[end].sum()))]
-        yield tuple(left)
-
-
-def _partial_partitions(regions: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """Yield every way to put some of the regions into disjoint blocks of up to `_MOST_JOINED`."""
-    if not regions:
-        yield ()
-        return
-    first, rest = regions[0], regions[1:]
-    yield from _partial_partitions(rest)
-    for count in range(_MOST_JOINED):
-        for others in combinations(rest, count):
-            left = [region for region in rest if region not in others]
-            for blocks in _partial_partitions(left):
-                yield ((first, *others), *blocks)
 
 
 def _summed(scenario: Scenario, goal: LossGoal) -> tuple[list[Plan], InputError | None]:

@@ -154,6 +154,24 @@ def test_one_more_region_never_lengthens_the_time_to_a_loss(seed: int, count: in
     assert with_another <= without * (1 + 1e-9)
 
 
+def test_of_many_regions_those_with_the_slowest_links_are_left_out() -> None:
+    """The quickest three of nine; the same plan as without them."""
+    scenario = regions([2.0] * 3 + [1.0] * 6, 2e8, batch=72, size_bytes=4_000_000)
+    far = {f"region-{n}" for n in range(3)}
+    links = tuple(
+        replace(link, bandwidth_bps=5e5) if far & {link.source, link.target} else link
+        for link in scenario.cluster.links
+    )
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=links))
+    goal = LossGoal(TIME, 1.5, law(per_interval=0.3))
+    found, without = (
+        plan_to_loss(each, goal).best
+        for each in (scenario, within_regions(scenario, {f"region-{n}" for n in range(3, 9)}))
+    )
+    assert {scenario.cluster.by_name[device].region for device in found.plan.devices}.isdisjoint(far)
+    assert found.time_s == pytest.approx(without.time_s)
+
+
 def scores(random: Random, count: int) -> tuple[float, float]:
     """Return the time or the cost to a loss without the last of ``count`` regions, and with it."""
     speeds = [random.uniform(0.2, 2.0) for _ in range(count)]
