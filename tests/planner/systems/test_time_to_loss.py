@@ -154,6 +154,7 @@ def test_one_more_region_never_lengthens_the_time_to_a_loss(seed: int, count: in
     assert with_another <= without * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_of_many_regions_those_with_the_slowest_links_are_left_out() -> None:
     """The quickest three of nine; the same plan as without them."""
     scenario = regions([2.0] * 3 + [1.0] * 6, 2e8, batch=72, size_bytes=4_000_000)
