@@ -215,6 +215,8 @@ class _Search:
                     yield [worker for worker in workers if worker is not None], SCHEDULES
             return
         able = [worker for region in regions if (worker := self._workers.worker((region,))) is not None]
+        if len(able) < 2:
+            return
         able.sort(key=lambda worker: -worker.samples_per_s)
         # Each number of samples that a schedule is tried with takes a search of its own.
         made = self._timed(able, SCHEDULES)
@@ -222,14 +224,13 @@ class _Search:
         schedules = SCHEDULES if quickest is None else (quickest,)
         numbers = range(len(able))
         if len(regions) <= _MOST_SUBSETS and len(self._scenario.cluster.devices) <= _MOST_TIMED:
-            sets = [each for count in numbers for each in combinations(numbers, count + 1)]
+            sets = [each for count in numbers[1:] for each in combinations(numbers, count + 1)]
         else:
-            sets = [(*numbers[:count],) for count in numbers[1:]]
+            sets = [(*numbers[: count + 1],) for count in numbers[1:]]
             sets += [(*numbers[:number], *numbers[number + 1 :]) for number in numbers]
             if quickest is not None:
                 paths = ExchangePaths(self._plan(made[quickest], quickest), self._scenario)
                 sets += without_slowest_links(paths.times(OuterStep()).between_s)
-            sets.append((*numbers,))
         for each in dict.fromkeys(sets):
             if len(each) > 1:
                 yield [able[number] for number in each], schedules

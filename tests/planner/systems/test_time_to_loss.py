@@ -154,6 +154,22 @@ def test_one_more_region_never_lengthens_the_time_to_a_loss(seed: int, count: in
     assert with_another <= without * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("alone", [0, 1], ids=["no region", "one region"])
+def test_of_many_regions_hardly_any_can_be_a_worker(alone: int) -> None:
+    """A device alone has no memory for the model, but for the one with more of it."""
+    scenario = regions([1.0] * 6, 2e8, batch=12, size_bytes=4_000_000)
+    devices = tuple(
+        replace(device, memory_bytes=GIB if number < alone else 20_000_000)
+        for number, device in enumerate(scenario.cluster.devices)
+    )
+    scenario = replace(scenario, cluster=replace(scenario.cluster, devices=devices))
+    best = plan_to_loss(scenario, LossGoal(TIME, 1.5, law())).best
+    check_plan(best.plan, scenario)
+    (pipeline,) = best.plan.pipelines
+    assert best.mode.method == "allreduce"
+    assert alone or len(pipeline.stages) > 1
+
+
 @pytest.mark.slow
 def test_of_many_regions_those_with_the_slowest_links_are_left_out() -> None:
     """The quickest three of nine; the same plan as without them."""
