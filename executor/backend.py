@@ -156,7 +156,8 @@ class TorchBackend:
             driver.end()
             network = self._network(job, emulator)
             if self.parameters is not None and self.compute == "real":
-                merge_parameters(job, len(devices), self.parameters, _separate_pipelines(plan, devices))
+                last = driver.plan_at(steps - 1).plan
+                merge_parameters(job, len(devices), self.parameters, _separate_pipelines(last, devices))
             if self.resources is not None:
                 for rank in filter(lambda rank: job.of_rank("resources", rank).exists(), range(len(devices))):
                     shutil.copy(job.of_rank("resources", rank), self.resources)

@@ -223,9 +223,10 @@ def _check_nccl(plan: Plan, scenario: Scenario, option: str) -> None:
 
 def _check_recovery(plan: Plan) -> None:
     valid = "leave '--backup-every' out"
-    if plan.synchronisation.method != "allreduce":
-        what = "copies of the state of pipelines that train without a barrier"
-        others = "" if plan.synchronisation.is_decoupled else ", and write checkpoints or choose diloco-decoupled"
+    how = plan.synchronisation
+    if how.is_decoupled or not (how.has_outer_step or how.method == "allreduce"):
+        what = f"copies of the state of pipelines with method '{how.method}'"
+        others = "" if how.is_decoupled else ", and write checkpoints or choose a method with outer steps"
         raise _unsupported(what, "synchronisation.method", f"{valid}{others}")
     if any(replica.partners for replica in plan.replicas):
         raise _unsupported("recovery of tensor-parallel groups", "pipelines", valid)

@@ -84,7 +84,8 @@ class Coordinator:
         run = self._config
         spec = SessionSpec.of_run(self._plan, len(self._devices), run, random_token())
         self._session = SessionProgress(spec, run.first_step if self._reached is None else self._reached)
-        self._regrouping = Regrouping(self._scenario, run.steps, self._devices, self._processes, self._driver)
+        limits = (run.first_step, run.steps)
+        self._regrouping = Regrouping(self._scenario, *limits, self._devices, self._processes, self._driver)
 
     def run(self) -> None:
         """Run the job to its end.

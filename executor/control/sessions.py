@@ -13,7 +13,7 @@ from executor.control.processes import RankProcesses
 from executor.core.control_channel import Message
 from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
-from planner.adapt.copies import missing_layers, newest_complete, restoring_moves
+from planner.adapt.copies import missing_layers, newest_complete, newest_of_workers, restoring_moves
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import RunError
@@ -86,6 +86,7 @@ class Regrouping:
     """Specifies the next session of a job, and decides which plans a session receives.
 
     Attributes:
+        first_step: Number of the run's first step.
         steps: Number of the step after the last one.
         devices: The names of the devices in rank order.
         driver: Calls the policy; None in a job whose ranks receive no messages while they run.
@@ -93,6 +94,7 @@ class Regrouping:
     """
 
     scenario: Scenario
+    first_step: int
     steps: int
     devices: Sequence[str]
     processes: RankProcesses
@@ -121,7 +123,11 @@ class Regrouping:
             self.devices[rank]: {int(step): frozenset(held) for step, held in report["copies"].items()}
             for rank, report in reports.items()
         }
-        resumed = newest_complete(copies.values(), layers, last.step)
+        plan_at = self._plan_at
+        if plan_at(last.step).synchronisation.has_outer_step:
+            resumed = newest_of_workers(copies, plan_at, layers, last.step)
+        else:
+            resumed = newest_complete(copies.values(), layers, last.step)
         if resumed is None:
             missing = ", ".join(map(str, missing_layers(copies.values(), layers, last.step)))
             lost = ", ".join(self.devices[rank] for rank in sorted(processes.lost))
@@ -135,11 +141,14 @@ class Regrouping:
         names = sorted(self.devices[rank] for rank in gone)
         away = sorted({*names, *processes.absent(reports)})
         now_s = max(float(report["now_s"]) for report in reports.values())
+        before = plan_at(resumed)
         plans = self.driver.lose_devices(resumed, names, away, unpublished, now_s)[: self.steps - resumed]
         plan = plans[0].plan
         others = self._beyond(plan, reports)
-        copies |= {self.devices[rank]: {} for rank in others}
-        plans[0] = replace(plans[0], moves=restoring_moves(plan, self.scenario, resumed, copies).moves)
+        # A new process has the state before the first step, with which it would have begun the run.
+        first = {self.first_step: frozenset(range(layers))} if before.synchronisation.has_outer_step else {}
+        copies |= {self.devices[rank]: first for rank in others}
+        plans[0] = replace(plans[0], moves=restoring_moves(plan, self.scenario, resumed, copies, before).moves)
         ranks = tuple(sorted({*reports, *others}))
         # Layers of joining ranks have no second copy yet; `durable` keeps the older copies until they have.
         durable, told = min(last.durable, resumed), self.until_others_join(plans, resumed, ranks)
@@ -157,6 +166,10 @@ class Regrouping:
                 self.joining = (step, beyond)
                 return (*plans[: step - first], replace(new, joins=True))
         return tuple(plans)
+
+    def _plan_at(self, step: int) -> Plan:
+        assert self.driver is not None
+        return self.driver.plan_at(step).plan
 
     def _beyond(self, plan: Plan, ranks: Collection[int]) -> frozenset[int]:
         """Return the ranks of a plan that are not among ``ranks``."""

@@ -19,6 +19,7 @@ from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
+from executor.recovery.layer_messages import LayerMessages
 from executor.recovery.migration import LayerMoves
 from executor.runtime.async_updates import PipelineUpdates
 from executor.runtime.decoupled.links import SyncerLink
@@ -28,6 +29,8 @@ from executor.runtime.outer.updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.staging import Staging
 from executor.transport.transport import Transport
+from planner.adapt.copies import layers_of
+from planner.adapt.worker_moves import begin_anew
 from planner.cost.synchronisation import update_edges
 from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan
@@ -54,6 +57,7 @@ class Session:
     def __post_init__(self) -> None:
         self._transport: Transport | None = None
         self._updates: Updates | None = None
+        self._outer = self._context.outer
         self._closing = threading.Lock()
         backups = self._context.backups
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
@@ -157,13 +161,17 @@ class Session:
         first, new = self._spec.first_step, self._spec.plans[0]
         now_s = self._context.clock.now_s()
         compute.wait_until(now_s)
-        moves = LayerMoves(self._config.device, Reconfiguration(first, new, now_s), transport, compute, self._rows)
+        messages = LayerMessages(new.plan, self._config.scenario, compute)
+        moves = self._moves(Reconfiguration(first, new, now_s), transport, messages)
         moves.expect()
-        moves.send(lambda move: backups.state(first, move))
+        moves.send(
+            lambda move: messages.pack(move, backups.state(first, move), backups.outer_states(first, move.layers))
+        )
         compute.set_plan(new.plan, self._config.program(new.plan))
         backups.restore(first, new.plan)
         backups.assign(new.plan)
-        moves.take()
+        own = layers_of(new.plan, self._config.device)
+        self._outer = {**backups.outer_states(first, own), **moves.take()}
         backups.begin_session(first, self._spec.durable)
 
     # --- the training loop ---
@@ -175,8 +183,10 @@ class Session:
             return
         # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them; a
         # device that joins their stages later must know which exchanges there were.
-        self._updates = self._make_updates(transport, self._spec.plans[0].plan)
-        change = self._run_epoch(transport, self._spec.first_step, self._spec.plans[0].plan)
+        first = self._spec.plans[0]
+        self._updates = self._make_updates(transport, first.plan)
+        self._begin_anew(first)
+        change = self._run_epoch(transport, self._spec.first_step, first.plan)
         while change is not None:
             if self._updates is not None:
                 self._updates.set_plan(change.step, change.to.plan)
@@ -272,7 +282,7 @@ class Session:
     def _let_others_join(self, step: int) -> NoReturn:
         """Copy the state of the layers before ``step``, with which the next session begins, and end this session."""
         assert self._context.backups is not None, "without copies all devices are in the one session"
-        self._context.backups.copy(step)
+        self._context.backups.copy(step, self._outer_states)
         self._client.outcome()
         raise SessionEndedError
 
@@ -283,13 +293,25 @@ class Session:
         with blaming():
             groups.use(plan.connections)
             transport.connect_devices(plan)
-        moves = LayerMoves(self._config.device, change, transport, context.compute, self._rows)
+        messages, outer = LayerMessages(plan, self._config.scenario, context.compute), self._outer_states(change.step)
+        moves = self._moves(change, transport, messages)
         moves.expect()
-        moves.send(context.compute.layer_state)
+        moves.send(lambda move: messages.pack(move, context.compute.layer_state(move), outer))
         context.compute.set_plan(plan, self._config.program(plan))
         if context.backups is not None:
             context.backups.assign(plan)
-        moves.take()
+        received = moves.take()
+        if isinstance(self._updates, OuterUpdates):
+            self._updates.take_over(received)
+        self._begin_anew(change.to)
+
+    def _moves(self, change: Reconfiguration, transport: Transport, messages: LayerMessages) -> LayerMoves:
+        return LayerMoves(self._config.device, change, transport, self._context.compute, messages, self._rows)
+
+    def _begin_anew(self, new: NewPlan) -> None:
+        """Begin with the common parameters if this worker has got layers of another one."""
+        if isinstance(self._updates, OuterUpdates):
+            self._updates.begin_anew(begin_anew(new.plan, new.moves or ()))
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
         config, context, publisher = self._config, self._context, self._publisher
@@ -303,7 +325,13 @@ class Session:
             if context.backups is not None:
                 anew, durable = step.step == first, self._client.durable(step.step)
                 context.backups.begin_step(
-                    step.step, step.plan, durable, anew=anew, transport=transport, rows=self._rows
+                    step.step,
+                    step.plan,
+                    durable,
+                    anew=anew,
+                    transport=transport,
+                    rows=self._rows,
+                    outer=self._outer_states,
                 )
 
         def end(step: int) -> None:
@@ -349,8 +377,8 @@ class Session:
         edges_of = partial(update_edges, scenario=self._config.scenario)
         common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
         if how.has_outer_step:
-            device, outer = self._config.device, self._context.outer
-            return OuterUpdates(plan, edges_of, device, run.first_step, run.steps, *common, outer, run.adapts)
+            device, first = self._config.device, self._spec.first_step
+            return OuterUpdates(plan, edges_of, device, first, run.steps, *common, self._outer, run.adapts)
         edges = edges_of(plan)
         exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
         return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None

@@ -7,7 +7,7 @@ time; if links are slow, further copies are skipped.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -29,6 +29,9 @@ from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, back
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
+
+# Returns the state of the outer step before a step, by layer.
+OuterStates = Callable[[int], Mapping[int, LayerTensors]]
 
 
 def one_layer(scenario: Scenario, layer: int) -> LayerTransfer:
@@ -94,6 +97,8 @@ class StateBackups:
         self._compute = compute
         self._layers = range(len(scenario.model.layers))
         self._copies: dict[int, dict[int, torch.Tensor]] = {}
+        # The outer states of layers that this rank exchanges with other pipelines, by step.
+        self._outer: dict[int, Mapping[int, LayerTensors]] = {}
         self._source = source
         self._untouched = set(self._layers)
         self._own: frozenset[int] = frozenset()
@@ -110,7 +115,7 @@ class StateBackups:
             durable: The newest step before which copies are known to be complete.
         """
         with self._lock:
-            self._copies = {each: layers for each, layers in self._copies.items() if durable <= each <= step}
+            self._keep_copies(range(durable, step + 1))
             self._awaited.clear()
             self._begun.clear()
 
@@ -119,20 +124,28 @@ class StateBackups:
         self._untouched -= layers_of(plan, self._device)
 
     def begin_step(
-        self, step: int, plan: Plan, durable: int, *, anew: bool, transport: Transport, rows: EventRecorder
+        self,
+        step: int,
+        plan: Plan,
+        durable: int,
+        *,
+        anew: bool,
+        transport: Transport,
+        rows: EventRecorder,
+        outer: OuterStates,
     ) -> None:
         """Copy this rank's layers before a step if a copy is due, by the same rule on all ranks of the step's plan.
 
         ``durable`` is the newest step before which copies were complete when the plan was decided. With ``anew`` layers
         have changed devices before the step, so that a copy is due. ``transport`` carries copies for backup ranks, and
-        ``rows`` records when they were sent.
+        ``rows`` records when they were sent. ``outer`` returns the outer states before the step.
         """
         self._own = layers_of(plan, self._device)
         self.assign(plan)
         moves = self._moves_due(step, plan, durable, anew=anew)
         if moves is None:
             return
-        self.copy(step)
+        self.copy(step, outer)
         for number, move in enumerate(moves):
             if move.target == self._device:
                 sizes = [self._compute.state_bytes(one_layer(self._scenario, layer)) for layer in move.layers]
@@ -143,11 +156,13 @@ class StateBackups:
                 departed = partial(self._sent, rows, step, move, state.numel(), start_s)
                 transport.send(move.target, backup_tag(step, number), state, start_s, departed)
 
-    def copy(self, step: int) -> None:
-        """Copy the present state of this rank's layers, which is that before ``step``."""
+    def copy(self, step: int, outer: OuterStates) -> None:
+        """Copy the present state of this rank's layers, which is that before ``step``, with their outer states."""
+        outer_states = outer(step)
         states = {layer: self._compute.layer_state(one_layer(self._scenario, layer)) for layer in self._own}
         with self._lock:
             self._copies.setdefault(step, {}).update(states)
+            self._outer[step] = outer_states
 
     def rest(self, step: int, plan: Plan, durable: int, *, anew: bool) -> None:
         """Note which copies the other ranks begin before a step that does not use this rank; see `begin_step`.
@@ -161,7 +176,7 @@ class StateBackups:
         """Return the transfers of the copy that begins before a step; None if no copy begins."""
         with self._lock:
             self._rests = not self._own
-            self._copies = {each: layers for each, layers in self._copies.items() if each >= durable}
+            self._keep_copies(range(durable, step + 1))
             self._begun = [each for each in self._begun if each >= durable]
             self._awaited = {each: count for each, count in self._awaited.items() if each >= durable}
             under_way = sum(each > durable for each in self._begun)
@@ -193,6 +208,14 @@ class StateBackups:
         """Return the state of the layers of ``move`` before ``step``: a one-dimensional uint8 tensor."""
         return torch.cat(list(self._states(step, move.layers)))
 
+    def outer_states(self, step: int, layers: Iterable[int]) -> dict[int, LayerTensors]:
+        """Return the outer states of those of the layers of which this rank has them before ``step``."""
+        with self._lock:
+            found = self._outer.get(step)
+        if found is None and step == self._source.step:
+            found = {layer: outer for layer in layers if (outer := self._source.outer(layer))}
+        return {layer: found[layer] for layer in layers if layer in found} if found else {}
+
     def restore(self, step: int, plan: Plan) -> None:
         """Restore this rank's layers under ``plan`` from its own copies before ``step``, as far as it has them."""
         there = self.copies().get(step, frozenset())
@@ -210,6 +233,11 @@ class StateBackups:
         first = self._source.rows(missing) if missing else iter(())
         for layer in layers:
             yield found[layer] if layer in found else next(first)
+
+    def _keep_copies(self, steps: range) -> None:
+        """Forget the copies before all other steps."""
+        self._copies = {step: layers for step, layers in self._copies.items() if step in steps}
+        self._outer = {step: layers for step, layers in self._outer.items() if step in steps}
 
     def _sent(
         self, rows: EventRecorder, step: int, move: LayerTransfer, size_bytes: int, start_s: float, end_s: float

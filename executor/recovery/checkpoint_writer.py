@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.core.job import RunConfig
 from executor.core.step_program import StepProgram
-from executor.recovery.backups import one_layer
+from executor.recovery.backups import OuterStates, one_layer
 from executor.recovery.checkpoint_file import LayerTensors, Part, Share, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.finite import check_state
@@ -19,9 +19,6 @@ from executor.training.real_compute import Compute
 from planner.files.plan import plan_json
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-
-# Returns the state of the outer step before a step, by layer.
-OuterStates = Callable[[int], Mapping[int, LayerTensors]]
 
 
 @dataclass(eq=False)

@@ -11,6 +11,8 @@ import torch
 
 from executor.core.events import EventRecorder
 from executor.core.messages import Reconfiguration
+from executor.recovery.checkpoint_file import LayerTensors
+from executor.recovery.layer_messages import LayerMessages
 from executor.training.real_compute import Compute
 from executor.transport.receive import RecvHandle
 from executor.transport.transport import Transport
@@ -27,13 +29,14 @@ class LayerMoves:
     _change: Reconfiguration
     _transport: Transport
     _compute: Compute
+    _messages: LayerMessages
     _rows: EventRecorder
     _awaited: list[tuple[LayerTransfer, RecvHandle]] = field(default_factory=list)
 
     def expect(self) -> None:
         """Post the receives of the state that this rank needs."""
         for number, move in self._own(lambda move: move.target):
-            tag, size_bytes = move_tag(self._change.step, number), self._compute.state_bytes(move)
+            tag, size_bytes = move_tag(self._change.step, number), self._messages.size_bytes(move)
             self._awaited.append((move, self._transport.post(move.source, tag, size_bytes)))
 
     def send(self, state_of: Callable[[LayerTransfer], torch.Tensor]) -> None:
@@ -44,13 +47,19 @@ class LayerMoves:
             departed = self._rows.sending(self._change.step, self._row(move, state), start_s)
             self._transport.send(move.target, move_tag(self._change.step, number), state, start_s, departed)
 
-    def take(self) -> None:
-        """Wait for the state of this rank's new layers, and load it; `Compute.set_plan` must have added the layers."""
+    def take(self) -> dict[int, LayerTensors]:
+        """Wait for the state of this rank's new layers, and load it; `Compute.set_plan` must have added the layers.
+
+        Returns:
+            The outer state of these layers, if they have one; by layer.
+        """
+        outer: dict[int, LayerTensors] = {}
         for move, handle in self._awaited:
-            self._compute.put_layer_state(move, handle.wait())
+            outer |= self._messages.load(move, handle.wait())
             self._rows.log(self._arrival(move, handle))
             self._compute.wait_until(handle.arrived_s)
         self._awaited.clear()
+        return outer
 
     def _own(self, end: Callable[[LayerTransfer], str]) -> Iterator[tuple[int, LayerTransfer]]:
         moves = self._change.to.moves or ()

@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import fields, replace
 
+from planner.adapt.copies import layers_of
 from planner.adapt.gradient_noise import GradientNorms, NoiseEstimate
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
 from planner.adapt.observation import Observation, Observer
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
+from planner.adapt.worker_moves import keeps_workers, same_workers, worker_moves
 from planner.check import check_plan
 from planner.events.event import Event
 from planner.plan.plan import Plan, samples_before
@@ -203,7 +205,8 @@ class Adaptation:
         if not waits and needs_set_up(current, proposed) and not keeps_senders(current, proposed):
             raise RunError(
                 f"{when} moves layers or the first replica of a stage, or changes what is set up once, while pipelines "
-                "train without a barrier: only other replicas can come and go then; all else needs method 'allreduce'"
+                "train without a barrier: only other replicas, and with outer steps whole pipelines, can come and go "
+                "then; all else needs method 'allreduce'"
             )
         changes = [(name, getattr(current, name), getattr(proposed, name)) for name in _INVARIANT]
         methods = (current.synchronisation.method, proposed.synchronisation.method)
@@ -222,6 +225,9 @@ class Adaptation:
     def _migration(self, when: str, old: Plan, new: Plan, away: tuple[str, ...]) -> Migration:
         lost = set(away) & set(old.devices)
         try:
+            if new.synchronisation.has_outer_step:
+                held = {device: layers_of(old, device) for device in old.devices if device not in lost}
+                return worker_moves(held, old, new, self._scenario)
             return migration_between(old, new, self._scenario, lost, backup_holders(old) if lost else None)
         except InputError as error:
             raise RunError(f"{when} returned a plan that cannot be reached: {error}") from error
@@ -238,7 +244,8 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
     The first replicas exchange the updates of pipelines that train without a barrier. If they stay, the other replicas
     can change between two steps of their own pipeline: a new one gets the state of the first one, and the other
     pipelines go on meanwhile. The interval between exchanges may change too, with the bound on the staleness, and all
-    settings of outer steps; but not where pipelines take steps at their own speed.
+    settings of outer steps; but not where pipelines take steps at their own speed. With outer steps whole pipelines may
+    come and go.
     """
     before, after = old.synchronisation, new.synchronisation
     if not before.is_decoupled:
@@ -246,12 +253,8 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
         changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=after.outer)
         old = replace(old, synchronisation=changed)
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
-    return kept and _first_holders(old) == _first_holders(new)
-
-
-def _first_holders(plan: Plan) -> list[list[tuple[int, int, tuple[str, ...]]]]:
-    """Return the layers and the devices of the first replica of each stage."""
-    return [[(first, end, devices[0]) for first, end, devices in pipeline] for pipeline in _holders(plan)]
+    stay = keeps_workers if before.has_outer_step and not before.is_decoupled else same_workers
+    return kept and stay(old, new)
 
 
 def _first_step(decision: Decision) -> int:

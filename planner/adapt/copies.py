@@ -1,8 +1,9 @@
 """Functions on the copies of layers that devices have: from which step, and by which transfers, a run can resume."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from planner.adapt.migration import Migration, moves_from
+from planner.adapt.worker_moves import worker_moves
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
@@ -37,6 +38,35 @@ def missing_layers(copies: Iterable[Copies], layers: int, latest: int) -> list[i
     return sorted(set(range(layers)) - there)
 
 
-def restoring_moves(plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies]) -> Migration:
-    """Return the transfers after which each device of a plan has its layers in their state before ``step``."""
-    return moves_from({device: each.get(step, frozenset()) for device, each in copies.items()}, plan, scenario)
+def newest_of_workers(
+    copies: Mapping[str, Copies], plan_at: Callable[[int], Plan], layers: int, latest: int
+) -> int | None:
+    """Return the newest step, at most ``latest``, before which all workers have copies that train separately.
+
+    Args:
+        copies: The copies of the devices that are not lost.
+        plan_at: Returns the plan of a step.
+        layers: Number of layers, of each of which the first replica of some stage must have a copy.
+        latest: The newest step that may be returned.
+    """
+    for step in sorted({step for each in copies.values() for step in each if step <= latest}, reverse=True):
+        plan = plan_at(step)
+        there = [device for device in plan.devices if device in copies]
+        held = {device: copies[device].get(step, frozenset()) for device in there}
+        led = {layer for stage in plan.stages if stage.replicas[0].device in held for layer in stage.layers}
+        if len(led) == layers and all(held[device] >= layers_of(plan, device) for device in there):
+            return step
+    return None
+
+
+def restoring_moves(
+    plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies], before: Plan | None = None
+) -> Migration:
+    """Return the transfers after which each device of a plan has its layers in their state before ``step``.
+
+    ``before`` is the plan that made the copies; only workers that train separately need it.
+    """
+    held = {device: each.get(step, frozenset()) for device, each in copies.items()}
+    if plan.synchronisation.has_outer_step and before is not None:
+        return worker_moves(held, before, plan, scenario)
+    return moves_from(held, plan, scenario)

@@ -6,8 +6,9 @@ to it has the highest rate.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from planner.cost.network import nominal_path, payload_bps
@@ -125,9 +126,9 @@ def _from_nearest(
         (source, target, shard.degree, shard.layer)
         for target, shards in _held(new).items()
         for shard in sorted(shards - held.get(target, frozenset()), key=lambda shard: shard.layer)
-        if (source := _nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
+        if (source := nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
     ]
-    return Migration(_joined(wanted, scenario))
+    return Migration(joined(wanted, partial(state_bytes, scenario)))
 
 
 def migration_time_s(migration: Migration, scenario: Scenario) -> float:
@@ -164,7 +165,12 @@ def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
     return held
 
 
-def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario) -> str:
+def nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario) -> str:
+    """Return the holder of a layer whose path to a device has the highest rate: the device itself if it holds it.
+
+    Raises:
+        InputError: There is no holder.
+    """
     known = list(dict.fromkeys(holders))
     if target in known:
         return target
@@ -177,15 +183,20 @@ def _nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario
     return max(known, key=lambda source: nominal_path(scenario, source, target).rate_bps)
 
 
-def _joined(wanted: Sequence[tuple[str, str, int, int]], scenario: Scenario) -> tuple[LayerTransfer, ...]:
-    """Return transfers from tuples (source, target, degree, layer), with consecutive layers joined."""
+def joined(
+    wanted: Sequence[tuple[str, str, int, int]], size_bytes: Callable[[int, int, int], int]
+) -> tuple[LayerTransfer, ...]:
+    """Return transfers from tuples (source, target, form, layer), with consecutive layers of one form joined.
+
+    ``size_bytes`` returns the bytes of layers from their first one, their end (exclusive) and their form.
+    """
     transfers = []
-    for (source, target, degree, _), run in groupby(
+    for (source, target, form, _), run in groupby(
         enumerate(wanted), key=lambda entry: (*entry[1][:3], entry[1][3] - entry[0])
     ):
         layers = [layer for _, (_, _, _, layer) in run]
         first, end = layers[0], layers[-1] + 1
-        transfers.append(LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree)))
+        transfers.append(LayerTransfer(source, target, first, end, size_bytes(first, end, form)))
     return tuple(transfers)
 
 
@@ -193,8 +204,10 @@ def backup_holders(plan: Plan) -> Mapping[int, tuple[str, ...]]:
     """Return the devices that back up a layer's state, by layer index, for each layer that only one device trains.
 
     The backup is on the first device of the next stage; the first stage follows the last one. A pipeline of one stage
-    has no backups.
+    has no backups, and neither have workers that take outer steps: a new one gets the state of another worker.
     """
+    if plan.synchronisation.has_outer_step:
+        return {}
     copies: Counter[int] = Counter()
     for stage in plan.stages:
         copies.update({layer: len(stage.replicas) for layer in stage.layers})
@@ -216,4 +229,5 @@ def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
     """Return the transfers that update all backups of a plan, sorted by layer, so that all devices agree on them."""
     owners = {layer: replica.device for stage in plan.stages for replica in stage.replicas for layer in stage.layers}
     copies = sorted(backup_holders(plan).items())
-    return _joined([(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by], scenario)
+    wanted = [(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by]
+    return joined(wanted, partial(state_bytes, scenario))

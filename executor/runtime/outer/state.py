@@ -1,6 +1,6 @@
 """The common parameters that pipelines move in outer steps, and the outer momentum, layer by layer, on the CPU."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -58,10 +58,17 @@ class OuterState:
         self._layers: dict[int, _Layer] = {}
         for layer in layers:
             if layer in restored:
-                found = restored[layer]
-                self._layers[layer] = _Layer(**{name: found[name].clone() for name in _NAMES if name in found})
+                self.put(layer, restored[layer])
             else:
                 self._layers[layer] = _Layer(parameters(layer).parameters())
+
+    def put(self, layer: int, tensors: LayerTensors) -> None:
+        """Begin with a layer, or go on with one, whose state is as `tensors` has returned it."""
+        self._layers[layer] = _Layer(**{name: tensors[name].clone() for name in _NAMES if name in tensors})
+
+    def keep(self, layers: Collection[int]) -> None:
+        """Forget the state of all other layers."""
+        self._layers = {layer: state for layer, state in self._layers.items() if layer in layers}
 
     def use(self, settings: OuterStep) -> None:
         """Go on with other settings; no pseudo-gradient may be under way."""
@@ -190,8 +197,8 @@ class OuterState:
         return self._layers[layer].common
 
     def tensors(self, layer: int) -> LayerTensors:
-        """Return a copy of the state of a layer by the names of `_Layer`, without what is None."""
-        found = {name: getattr(self._layers[layer], name) for name in _NAMES}
+        """Return a copy of the state of a layer by the names of `_Layer`, without what is None; empty before `put`."""
+        found = {name: getattr(self._layers.get(layer), name, None) for name in _NAMES}
         return {name: each.clone() for name, each in found.items() if each is not None}
 
 
@@ -227,6 +234,12 @@ class NoOuterState:
     def use(self, settings: OuterStep) -> None:
         """Go on with other settings, as `OuterState.use`."""
         self._settings = settings
+
+    def put(self, layer: int, tensors: LayerTensors) -> None:
+        """Do nothing, since there is no state."""
+
+    def keep(self, layers: Collection[int]) -> None:
+        """Do nothing, as `put`."""
 
     def pack(self, layer: int, parts: int = 1) -> list[torch.Tensor]:
         """Return zeros."""

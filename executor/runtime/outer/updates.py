@@ -12,7 +12,7 @@ it has all of them: mostly the thread that receives the last one, while the rank
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -26,6 +26,7 @@ from executor.training.compute import LayerParameters, PacedCompute
 from executor.training.real_compute import Compute
 from executor.transport.transport import Transport
 from executor.transport.wire_format import update_tag
+from planner.adapt.worker_moves import same_workers
 from planner.cost.synchronisation import UpdateEdge
 from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
 from planner.plan.plan import Plan, Stage
@@ -38,8 +39,8 @@ class OuterUpdates(WithoutGradients):
     """Sends one rank's pseudo-gradients to other pipelines, and takes outer steps.
 
     Args:
-        plan: The first plan, whose samples are the weights of the mean; later ones have the same first replicas of
-            stages, which exchange pseudo-gradients.
+        plan: The first plan. The weights of the mean are its samples, until workers come or go, or the settings of
+            exchanges change. The first replicas of stages exchange pseudo-gradients.
         edges_of: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
         first_step: The first step of the run.
         steps: Number of the step after the last one.
@@ -66,12 +67,11 @@ class OuterUpdates(WithoutGradients):
         self._change: tuple[int, Plan] | None = None
         self._settled_before = self._first_step - outer.overlap_steps - 1
         self._assign(plan)
-        own = [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
-        self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
         self._state: OuterState | NoOuterState
         if isinstance(self._compute, PacedCompute):
             self._state = NoOuterState(outer, lambda layer: self._elements(layer, layer + 1))
         else:
+            own = self._own_layers()
             self._state = OuterState(outer, lambda layer: self._parameters(layer, layer + 1), own, restored)
         # What this rank adds to the mean of each layer, as it was sent: its pseudo-gradients, or the mean of its part.
         self._own: dict[int, torch.Tensor] = {}
@@ -89,7 +89,9 @@ class OuterUpdates(WithoutGradients):
 
     def _begin_part(self, step: int, plan: Plan) -> None:
         """Begin the exchanges of a plan with a step before which no pseudo-gradient is under way."""
-        how = self._how = plan.synchronisation
+        how, self._plan = plan.synchronisation, plan
+        self._how = how
+        self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
         # By fragment, so that the mean of one does not hold up the step that sends another.
@@ -108,12 +110,37 @@ class OuterUpdates(WithoutGradients):
         self._state.use(how.outer)
 
     def set_plan(self, step: int, plan: Plan) -> None:
-        """Replace the plan from ``step`` on by another one with the same first replicas of stages."""
+        """Replace the plan from ``step`` on by another one; each worker has the same first replicas, or is a new one.
+
+        If workers come or go, take all outer steps that are under way.
+        """
         if self._change is not None:
             # A rank without a part in the plan begins no steps. It has sent and received nothing.
             self._settle(self._change[0])
-        self._assign(plan)
-        self._change = (step, plan)
+        if same_workers(self._plan, plan):
+            self._assign(plan)
+            self._change = (step, plan)
+        else:
+            self._take_all(step)
+            self._settled_before = step
+            self._assign(plan)
+            self._begin_part(step, plan)
+            self._state.keep(self._own_layers())
+
+    def take_over(self, received: Mapping[int, LayerTensors]) -> None:
+        """Take over the outer state of layers that this rank begins to exchange."""
+        for layer, tensors in received.items():
+            self._state.put(layer, tensors)
+
+    def begin_anew(self, pipelines: Collection[int]) -> None:
+        """Replace the parameters by the common ones, if this rank's pipeline is among those given."""
+        if self._pipeline not in pipelines:
+            return
+        for fragment in range(len(self._fragments)):
+            for layer in self._led(fragment):
+                self._state.replace(layer, self._state.common(layer))
+            for stage in self._stages:
+                self._share(stage, fragment, self._exchanges[fragment].first_step - 1)
 
     def _assign(self, plan: Plan) -> None:
         own = [
@@ -124,6 +151,10 @@ class OuterUpdates(WithoutGradients):
         ]
         self._pipeline = own[0][0] if own else -1
         self._stages = [stage for _, stage in own]
+
+    def _own_layers(self) -> list[int]:
+        """Return the layers whose exchanges this rank makes."""
+        return [layer for stage in self._stages if self._leads(stage) for layer in stage.layers]
 
     def _leads(self, stage: Stage) -> bool:
         return stage.replicas[0].device == self._device

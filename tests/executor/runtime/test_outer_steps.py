@@ -277,8 +277,7 @@ def test_the_settings_of_exchanges_change_between_two_steps(tmp_path: Path) -> N
     record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 18)
     firsts = [decision.first_step for decision in record.decisions]
     assert firsts == [5, 8, 13]
-    changes = {first: each.synchronisation for first, each in zip(firsts, later.values(), strict=True)}
-    expected = train_separately(scenario, plan, 18, changes)
+    expected = train_separately(scenario, plan, 18, dict(zip(firsts, later.values(), strict=True)))
     assert record.losses == pytest.approx(expected.losses, rel=1e-5)
     torch.testing.assert_close(load_file(target), mean_of(expected), rtol=1e-5, atol=TOLERANCE)
     simulated = Simulator().run(scenario, plan, Scripted(later), 18)
@@ -333,7 +332,9 @@ def test_a_replica_that_comes_later_knows_the_exchanges(joins: tuple[int, int], 
         later[step] = present
     target = tmp_path / "parameters.safetensors"
     record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 14)
-    expected = train_separately(scenario, plan, 14, {changes + 2: present.synchronisation})
+    expected = train_separately(
+        scenario, plan, 14, {changes + 2: replace(plan, synchronisation=present.synchronisation)}
+    )
     assert record.losses == pytest.approx(expected.losses, rel=1e-5)
     torch.testing.assert_close(load_file(target), mean_of(expected), rtol=1e-5, atol=TOLERANCE)
 

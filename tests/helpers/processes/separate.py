@@ -10,7 +10,7 @@ from torch import nn
 
 from executor.training.models.loading import load_model
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Plan, Synchronisation
+from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from tests.helpers.processes.training import optimizer_of, samples_at
 
@@ -31,67 +31,106 @@ def fragment_of(layer: int, layers: int, outer: OuterStep) -> int:
     return max(each for each in range(outer.fragments) if each * layers // outer.fragments <= layer)
 
 
+@dataclass
+class _Worker:
+    """The model of a worker, and its optimizer."""
+
+    model: nn.Sequential
+    optimizer: torch.optim.Optimizer
+
+
 def train_separately(
-    scenario: Scenario, plan: Plan, steps: int, changes: Mapping[int, Synchronisation] = MappingProxyType({})
+    scenario: Scenario,
+    plan: Plan,
+    steps: int,
+    changes: Mapping[int, Plan] = MappingProxyType({}),
+    anew: Mapping[int, str] = MappingProxyType({}),
+    *,
+    settles: bool = True,
 ) -> Separate:
     """Train every pipeline by itself in one process, and take the outer steps with `torch.optim.SGD`.
 
-    With the steps of ``changes`` other exchanges begin, after all outer steps that are under way.
+    With the steps of ``changes`` other plans begin; with ``settles`` after all outer steps under way. A worker
+    that was not there before has the common parameters then, and the optimizer's state of the first one that was; so
+    has before a step of ``anew`` the one that begins on this device.
     """
     assert scenario.code is not None
-    training, how, outer = scenario.training, plan.synchronisation, plan.synchronisation.outer
+    training, outer = scenario.training, plan.synchronisation.outer
     model = load_model(scenario.code, training.seed)
     common = nn.Sequential(*model.layers)
-    workers = [copy.deepcopy(common) for _ in plan.pipelines]
-    inner = [optimizer_of(training.optimizer, worker) for worker in workers]
-    fragments = fragments_of(common, outer)
+    workers: dict[str, _Worker] = {}
+
+    def begin(name: str) -> None:
+        own = copy.deepcopy(common)
+        optimizer = optimizer_of(training.optimizer, own)
+        if donors := [worker for other, worker in workers.items() if other != name]:
+            optimizer.load_state_dict(copy.deepcopy(donors[0].optimizer.state_dict()))
+        workers[name] = _Worker(own, optimizer)
+
+    for name in first_devices(plan):
+        begin(name)
     nesterov = outer.momentum > 0
     moves = torch.optim.SGD(common.parameters(), outer.learning_rate, outer.momentum, nesterov=nesterov)
-    weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
-    pending: list[tuple[int, int, list[torch.Tensor]]] = []
+    pending: list[tuple[int, list[int], list[torch.Tensor]]] = []
     losses = []
 
     def take_outer_steps(before: int) -> None:
-        for due, fragment, means in sorted([each for each in pending if each[0] <= before], key=lambda each: each[:2]):
-            own = [each for index in fragments[fragment] for each in common[index].parameters()]
+        for due, layers, means in sorted([each for each in pending if each[0] <= before], key=lambda each: each[:2]):
+            own = [each for index in layers for each in common[index].parameters()]
             for parameter, mean in zip(own, means, strict=True):
                 parameter.grad = mean
             moves.step()
             moves.zero_grad()
             with torch.no_grad():
-                for worker in workers:
-                    mine = [each for index in fragments[fragment] for each in worker[index].parameters()]
+                for worker in workers.values():
+                    mine = [each for index in layers for each in worker.model[index].parameters()]
                     for parameter, new in zip(mine, own, strict=True):
                         parameter.copy_(outer.mixing * parameter + (1 - outer.mixing) * new)
-            pending.remove((due, fragment, means))
+            pending.remove((due, layers, means))
 
     for step in range(steps):
         if step in changes:
-            take_outer_steps(steps + outer.overlap_steps)
-            how, outer = changes[step], changes[step].outer
-            fragments = fragments_of(common, outer)
+            if settles:
+                take_outer_steps(steps + outer.overlap_steps)
+            plan = changes[step]
+            outer = plan.synchronisation.outer
             moves.param_groups[0] |= {"lr": outer.learning_rate, "momentum": outer.momentum}
+            for name in first_devices(plan):
+                if name not in workers:
+                    begin(name)
+            workers = {name: workers[name] for name in first_devices(plan)}
+        if step in anew:
+            begin(anew[step])
+            workers = {name: workers[name] for name in first_devices(plan)}
         take_outer_steps(step)
         inputs, targets = samples_at(model, step * plan.global_batch, plan.global_batch, training)
         first, total = 0, 0.0
-        for worker, optimizer, pipeline, weight in zip(workers, inner, plan.pipelines, weights, strict=True):
+        weights = [pipeline.samples / plan.global_batch for pipeline in plan.pipelines]
+        for worker, pipeline, weight in zip(workers.values(), plan.pipelines, weights, strict=True):
             end = first + pipeline.samples
-            optimizer.zero_grad()
-            loss = model.loss(worker(inputs[first:end]), targets[first:end])
+            worker.optimizer.zero_grad()
+            loss = model.loss(worker.model(inputs[first:end]), targets[first:end])
             loss.backward()
             if training.clip_norm is not None:
-                nn.utils.clip_grad_norm_(worker.parameters(), training.clip_norm)
-            optimizer.step()
+                nn.utils.clip_grad_norm_(worker.model.parameters(), training.clip_norm)
+            worker.optimizer.step()
             total += weight * float(loss.detach())
             first = end
         losses.append(total)
-        for fragment, layers in enumerate(fragments):
-            offset = (fragment + 1) * how.interval_steps // outer.fragments
-            if (step + 1) % how.interval_steps == offset % how.interval_steps:
-                pending.append((step + 1 + outer.overlap_steps, fragment, _means(common, workers, weights, layers)))
+        every = plan.synchronisation.interval_steps
+        for fragment, layers in enumerate(fragments_of(common, outer)):
+            offset = (fragment + 1) * every // outer.fragments
+            if (step + 1) % every == offset % every:
+                means = _means(common, [worker.model for worker in workers.values()], weights, layers)
+                pending.append((step + 1 + outer.overlap_steps, layers, means))
     take_outer_steps(steps + outer.overlap_steps)
-    parameters = [dict(worker.named_parameters()) for worker in workers]
+    parameters = [dict(worker.model.named_parameters()) for worker in workers.values()]
     return Separate(losses, [_detached(each) for each in parameters], _detached(dict(common.named_parameters())))
+
+
+def first_devices(plan: Plan) -> list[str]:
+    """The name of the device on which each worker begins."""
+    return [pipeline.stages[0].replicas[0].device for pipeline in plan.pipelines]
 
 
 def fragments_of(model: nn.Sequential, outer: OuterStep) -> list[list[int]]:

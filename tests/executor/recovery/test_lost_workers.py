@@ -1,0 +1,139 @@
+"""Workers that take outer steps, and are lost, leave or come: the others go on, as training in one process does."""
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from executor.backend import TorchBackend
+from planner.adapt.observation import Observation
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.effects import ComputeEffects, Straggler
+from planner.scenario.scenario import Scenario
+from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, scenario_of, separate
+from tests.helpers.processes.blows import strike
+from tests.helpers.processes.separate import Separate, train_separately
+from tests.helpers.strategies.scripted_policy import Scripted
+
+BARRIER = OuterStep(learning_rate=0.7, momentum=0.9)
+STREAM = OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5)
+STEPS = 16
+
+
+def three(outer: OuterStep, every: int, method: str) -> tuple[Scenario, Plan]:
+    """Three workers, of which the second one has two stages on one device."""
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    return scenario, separate(scenario, (4, 4, 4), every, outer, method)
+
+
+def of_workers(plan: Plan, names: Sequence[str], samples: Sequence[int]) -> Plan:
+    """A plan of workers of one stage."""
+    pipelines = tuple(
+        Pipeline((Stage(0, LAYERS, (Replica(name),), 2),), (count - 1, 1))
+        for name, count in zip(names, samples, strict=True)
+    )
+    return replace(plan, pipelines=pipelines)
+
+
+def assert_ends_like(target: Path, losses: Sequence[float], expected: Separate, weights: Sequence[float]) -> None:
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    mean = {
+        name: sum(weight * each[name] for weight, each in zip(weights, expected.parameters, strict=True))
+        for name in expected.common
+    }
+    torch.testing.assert_close(load_file(target), mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "outer", "method"),
+    [
+        pytest.param(0, signal.SIGKILL, STREAM, "diloco-streaming", id="first of three, streaming"),
+        pytest.param(1, signal.SIGSTOP, BARRIER, "diloco", id="two stages, stopped"),
+        pytest.param(2, signal.SIGKILL, BARRIER, "diloco", id="last", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGKILL, STREAM, "diloco-streaming", id="two stages, streaming", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_lost_begins_anew_with_the_common_parameters(
+    rank: int, number: signal.Signals, outer: OuterStep, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan = three(outer, 4, method)
+    target, told = tmp_path / "parameters.safetensors", list[str]()
+    threading.Thread(target=strike, args=(tmp_path, rank, 6, number), daemon=True).start()
+    record = TorchBackend("real", parameters=target, backup_every=1, tell=told.append).run(scenario, plan, None, STEPS)
+    (lost,) = [line for line in told if line.startswith("lost: ")]
+    resumed = int(lost.split("steps from ")[1].split()[0]) - 1
+    assert resumed >= 5
+    expected = train_separately(scenario, plan, STEPS, anew={resumed: f"device-{rank}"})
+    assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+    assert os.path.exists(target)
+
+
+def scripted(outer: OuterStep, method: str) -> tuple[Scenario, Plan, Plan, Plan]:
+    """Three workers of one stage, and the plans without the first one, and without the last."""
+    scenario, plan = three(outer, 4, method)
+    names = [device.name for device in scenario.cluster.devices]
+    plan = of_workers(plan, names, (4, 4, 4))
+    return scenario, plan, of_workers(plan, names[1:], (7, 5)), of_workers(plan, names[:2], (5, 7))
+
+
+@pytest.mark.parametrize(
+    ("outer", "method"),
+    [
+        pytest.param(STREAM, "diloco-streaming", id="streaming"),
+        pytest.param(replace(STREAM, exchange="allgather"), "diloco-streaming", id="allgather", marks=pytest.mark.slow),
+        pytest.param(BARRIER, "diloco", id="barrier", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_leave_and_come_back(outer: OuterStep, method: str, tmp_path: Path) -> None:
+    """While pseudo-gradients are under way, which are taken first; also to one worker that is left, and back."""
+    scenario, plan, without_first, without_last = scripted(outer, method)
+    alone = of_workers(plan, ["device-1"], (12,))
+    later = {2: without_first, 5: plan, 8: without_last, 11: alone, 14: plan}
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 20)
+    firsts = [decision.first_step for decision in record.decisions]
+    assert firsts == [4, 7, 10, 13, 16]
+    expected = train_separately(scenario, plan, 20, dict(zip(firsts, later.values(), strict=True)))
+    assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario, plan, *without = scripted(BARRIER, "diloco")
+    slow = ComputeEffects(stragglers=(Straggler("device-1", 40.0),))
+    scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
+    rest = without[0] if rank == 0 else without[1]
+    threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
+    target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
+    policy = _UntilItReturns(plan, rest)
+    backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
+    record = backend.run(scenario, plan, policy, steps)
+    (lost,) = [line for line in told if line.startswith("lost: ")]
+    left = int(lost.split("steps from ")[1].split()[0]) - 1
+    _, back = record.decisions
+    expected = train_separately(scenario, plan, steps, {left: rest, back.first_step: plan}, settles=False)
+    assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+
+
+class _UntilItReturns:
+    """Goes on without lost devices, and with the first plan when they are back."""
+
+    def __init__(self, plan: Plan, rest: Plan) -> None:
+        self._plan, self._rest = plan, rest
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        if observation.gone:
+            return self._rest
+        return self._plan if plan == self._rest and not observation.away else None
