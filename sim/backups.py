@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.adapt.copies import layers_of, newest_complete
+from planner.adapt.copies import layers_of, newest_complete, newest_of_workers
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
@@ -48,7 +48,7 @@ class BackupFlows:
 
     def begin(self, network: Network, step: int, devices: Sequence[str], now_s: float) -> None:
         """Send the copies of devices that begin a step at ``now_s``; their backup ranks post the receives likewise."""
-        if not self._is_due_at(step):
+        if not self.is_due_at(step):
             return
         begun_s = self._begun_s[step]
         # A device that sums gradients during its actions begins a step twice.
@@ -75,7 +75,10 @@ class BackupFlows:
         for device in away:
             # A process that comes back has no copies.
             self._copies.pop(device, None)
-        found = newest_complete(self._copies.values(), self._layers, last)
+        if self._plan.synchronisation.has_outer_step:
+            found = newest_of_workers(self._copies, lambda step: self._plan, self._layers, last)
+        else:
+            found = newest_complete(self._copies.values(), self._layers, last)
         return self._first_step if found is None else found
 
     def forget(self, unfinished: int) -> None:
@@ -99,7 +102,7 @@ class BackupFlows:
         copies = self._copies[device]
         copies[step] = copies.get(step, frozenset()).union(layers)
 
-    def _is_due_at(self, step: int) -> bool:
+    def is_due_at(self, step: int) -> bool:
         """Return whether copies are made before a step; the first device that begins the step decides this."""
         if self._interval_steps and step not in self._is_due:
             # Devices are ahead of SimPy's clock, and count a copy on its way as incomplete. In the executor too, ranks

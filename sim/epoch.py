@@ -115,9 +115,12 @@ class EpochRun:
         self._transfer = StateTransfer(epoch.transfers, actor_of)
         # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
         self._unseen: list[StepRun] = []
-        self._transfer.send(self.network, epoch.first_step, epoch.ready_at_s)
-        first = updates.begin_epoch(epoch.first_step, edges, plan.synchronisation, actors, epoch.ready_at_s)
-        self._send_updates(first)
+        first = epoch.first_step
+        is_copied = self._backups.is_due_at
+        sent = updates.begin_epoch(first, edges, plan.synchronisation, actors, epoch.ready_at_s, is_copied)
+        ready_at_s = lambda name: max(epoch.ready_at_s(name), updates.settled_s(name, first))  # noqa: E731
+        self._transfer.send(self.network, first, ready_at_s)
+        self._send_updates(sent)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])
 

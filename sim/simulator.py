@@ -116,8 +116,9 @@ class Run:
 
         If there is no such departure, the epoch runs until no event is left, and None is returned.
         """
-        absences = noticed_absences(self._scenario.faults)
-        if self._policy is not None and plan.synchronisation.method == "allreduce" and absences:
+        absences, how = noticed_absences(self._scenario.faults), plan.synchronisation
+        can_go_on = how.method == "allreduce" or (how.has_outer_step and not how.is_decoupled)
+        if self._policy is not None and can_go_on and absences:
             start_s = epoch_run.receive_layers()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
             for noticed_s, _ in groupby(own, key=lambda absence: max(absence.noticed_s, start_s)):

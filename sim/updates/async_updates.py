@@ -32,19 +32,26 @@ class UpdateMessage(Message):
 class AsyncUpdates:
     """Updates that pipelines exchange during a run, and the steps that wait for them.
 
-    The devices that exchange them stay over all epochs of a run; the other replicas of their stages may change. With
-    outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. With
+    With outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. With
     reduce-scatter a device sends means when its own step has ended and all pseudo-gradients of its part have arrived.
-    If the settings change with an epoch, pipelines take all outer steps before that are under way, and further edges
-    begin.
+    If the settings or the pipelines change with an epoch, or it begins with an earlier step again, pipelines take all
+    outer steps before that are under way, and other edges begin. Without outer steps the devices that exchange updates
+    stay in all epochs; the other replicas of their stages may change.
 
     Args:
         synchronisation: That of the first epoch.
         steps: Number of steps of the run.
+
+    Attributes:
+        edges: Every pair of devices between which updates are sent.
     """
 
     def __init__(self, synchronisation: Synchronisation, steps: int) -> None:
-        self.edges: list[UpdateEdge] = []
+        self.edges: tuple[UpdateEdge, ...] = ()
+        # Events of updates before the present edges.
+        self._earlier: list[Event] = []
+        self._is_copied: Callable[[int], bool] = lambda step: False
+        self._settles, self._settled_s = -1, defaultdict[str, float](float)
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
         self._fragments: Sequence[FragmentExchanges] = ()
         self._exchanges: list[Exchanges | FragmentExchanges] = []
@@ -70,19 +77,20 @@ class AsyncUpdates:
         self._bounded: list[tuple[int, int]] = []
 
     def _begin_part(self, step: int, edges: Sequence[UpdateEdge], how: Synchronisation) -> None:
-        """Begin steps with other settings of the exchanges, after the arrival of all earlier updates."""
+        """Begin steps with other exchanges or pipelines, after the arrival of all earlier updates."""
+        self._earlier += self._events()
         # The step before which they have arrived, and the second at which a device has received the last one.
         self._settles, self._settled_s = step, defaultdict[str, float](float)
         for edge, arrivals_s in zip(self.edges, self._arrivals_s, strict=True):
             self._settled_s[edge.receiver] = max((self._settled_s[edge.receiver], *arrivals_s[-1:]))
         self._fragments = fragment_exchanges(*how.exchange_settings, step, self._fragments)
-        self._present = range(len(self.edges), len(self.edges) + len(edges))
-        self.edges += edges
+        self.edges = tuple(edges)
         fragments = self._fragments if how.has_outer_step else [self._all_at_once]
-        self._exchanges += [fragments[edge.fragment] for edge in edges]
-        self._arrivals_s += [_no_times() for _ in edges]
-        for number in self._present:
-            edge = self.edges[number]
+        self._exchanges = [fragments[edge.fragment] for edge in edges]
+        self._arrivals_s = [_no_times() for _ in edges]
+        self._between.clear()
+        self._averaged.clear()
+        for number, edge in enumerate(self.edges):
             exchanges = id(self._exchanges[number])
             self._between[exchanges, edge.sender, edge.receiver].append(number)
             if edge.carries_means:
@@ -97,21 +105,35 @@ class AsyncUpdates:
         synchronisation: Synchronisation,
         actors: Sequence[str],
         ready_at_s: Callable[[str], float],
+        is_copied: Callable[[int], bool],
     ) -> list[UpdateMessage]:
-        """Take over the actors of an epoch, the name of each actor's device; return updates that they send first.
+        """Take over the actors of an epoch; return updates that they send first.
 
-        These have the sums of the steps since the last exchange, and are sent if the interval changes. ``edges`` are
-        every pair of devices between which the epoch's plan sends updates. ``ready_at_s`` gives the second at which a
-        device begins the epoch.
+        These have the sums of the steps since the last exchange, and are sent if the interval changes.
+
+        Args:
+            step: The first step of the epoch.
+            edges: Every pair of devices between which the epoch's plan sends updates.
+            synchronisation: How the epoch's plan exchanges updates.
+            actors: The name of each actor's device.
+            ready_at_s: Returns the second at which a device begins the epoch.
+            is_copied: Returns whether devices copy their state before a step. Before that they wait for the
+                pseudo-gradients that are under way.
         """
-        changes = synchronisation.exchange_settings != self._how.exchange_settings
-        if not self.edges or (changes and synchronisation.has_outer_step):
+        changes = synchronisation.exchange_settings != self._how.exchange_settings or tuple(edges) != self.edges
+        goes_back = any(len(self._ended_s[name]) > step for name in actors)
+        if not self.edges or (synchronisation.has_outer_step and (changes or goes_back)):
             self._begin_part(step, edges, synchronisation)
-        self._how = synchronisation
+        for name in actors:
+            for times_s in (self._begun_s[name], self._ended_s[name]):
+                del times_s[step:]
+                # A device that comes later has no times of the steps before.
+                times_s.extend([ready_at_s(name)] * (step - len(times_s)))
+        self._how, self._is_copied, self._bounded = synchronisation, is_copied, []
         number = {name: actor for actor, name in enumerate(actors)}
         self._actors = actors
         self._outgoing, self._incoming = defaultdict(list), defaultdict(list)
-        for index in self._present:
+        for index in range(len(self.edges)):
             self._outgoing[number[self.edges[index].sender]].append(index)
             self._incoming[number[self.edges[index].receiver]].append(index)
         self._free_s = dict(self._departed_s)
@@ -119,7 +141,11 @@ class AsyncUpdates:
         self._all_at_once.change(step, synchronisation.interval_steps)
         if synchronisation.has_outer_step or self._all_at_once.before(step) == sent:
             return []
-        return [self._message(number, step - 1, ready_at_s(self.edges[number].sender)) for number in self._present]
+        return [self._message(number, step - 1, ready_at_s(edge.sender)) for number, edge in enumerate(self.edges)]
+
+    def settled_s(self, device: str, step: int) -> float:
+        """Return when a device has received the last update before a step with which other exchanges begin, or 0."""
+        return self._settled_s[device] if step == self._settles else 0.0
 
     @property
     def waiting(self) -> list[int]:
@@ -186,6 +212,9 @@ class AsyncUpdates:
 
     def events(self) -> Iterator[Event]:
         """Return an event for each update that was applied, with its staleness, in the order of arrival."""
+        return merge(sorted(self._earlier, key=attrgetter("start_s")), self._events(), key=attrgetter("start_s"))
+
+    def _events(self) -> Iterator[Event]:
         edges = (map(partial(self._event, edge), range(len(times))) for edge, times in enumerate(self._arrivals_s))
         return merge(*edges, key=attrgetter("start_s"))
 
@@ -194,7 +223,9 @@ class AsyncUpdates:
         bound = _bound(self._how)
         if bound is None:
             return 0.0
-        latest_s = self._settled_s[self._actors[actor]] if step == self._settles else 0.0
+        if self._how.has_outer_step and self._is_copied(step):
+            bound = 0
+        latest_s = self.settled_s(self._actors[actor], step)
         for edge in self._incoming.get(actor, ()):
             exchanges = self._exchanges[edge].before(step - bound)
             if exchanges:
