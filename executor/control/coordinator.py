@@ -299,6 +299,8 @@ class Coordinator:
         ranks, told = current.spec.ranks, current.step + len(current.spec.plans)
         while (step := current.step) < self._config.steps:
             if regrouping.joining is not None and regrouping.joining[0] == step:
+                # Some may still wait for what other pipelines send, which the end of the session would cut off.
+                self._wait(lambda: current.copied >= set(ranks), in_session=True)
                 return False
             if not self._wait(lambda: current.is_published, in_session=True):
                 return False

@@ -32,6 +32,7 @@ class SessionProgress:
         durable: The newest step before which copies of all layers are known to be complete.
         publications: How many steps each rank has published.
         reports: The messages ``report`` after the end of the session, by rank.
+        copied: Ranks that have copied their state before the step with which others join.
         done: Ranks that have done all steps and written their results.
         trouble_due_s: Monotonic time at which a lost connection ends the session; infinity if none is lost.
     """
@@ -42,6 +43,7 @@ class SessionProgress:
         self.durable = spec.durable
         self.publications: defaultdict[int, int] = defaultdict(lambda: reached - spec.first_step)
         self.reports: dict[int, dict[str, Any]] = {}
+        self.copied: set[int] = set()
         self.done: set[int] = set()
         self.trouble_due_s = math.inf
         self._published: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
@@ -61,6 +63,8 @@ class SessionProgress:
             self.trouble_due_s = min(self.trouble_due_s, time.monotonic() + timeouts().trouble_s)
         elif kind == "report":
             self.reports[rank] = message
+        elif kind == "copied":
+            self.copied.add(rank)
         elif kind == "done":
             self.done.add(rank)
 

@@ -283,6 +283,7 @@ class Session:
         """Copy the state of the layers before ``step``, with which the next session begins, and end this session."""
         assert self._context.backups is not None, "without copies all devices are in the one session"
         self._context.backups.copy(step, self._outer_states)
+        self._client.send("copied", session=self._spec.number)
         self._client.outcome()
         raise SessionEndedError
 

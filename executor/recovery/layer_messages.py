@@ -47,6 +47,8 @@ class LayerMessages:
             state: The state of its layers, a one-dimensional uint8 tensor.
             outer: The outer state of these layers, and of others.
         """
+        if not isinstance(self._compute, RealCompute):
+            return self._compute.layer_state(move)
         if not self._has_outer(move):
             return state
         return torch.cat([state, *(_packed(outer[layer]) for layer in move.layers)])

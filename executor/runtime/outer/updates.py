@@ -200,7 +200,7 @@ class OuterUpdates(WithoutGradients):
     def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""
         self._settle(step)
-        self._messages.wait_before(step)
+        self._compute.wait_until(self._messages.wait_before(step))
         for sent in range(step - self._overlap_steps - 1, step):
             self._average(sent)
         led = sorted(layer for fragment in range(len(self._fragments)) for layer in self._led(fragment))

@@ -16,12 +16,16 @@ from executor.backend import TorchBackend
 from planner.adapt.observation import Observation
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.runs.event_totals import step_ends_s
 from planner.scenario.effects import ComputeEffects, Straggler
+from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
-from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, scenario_of, separate
+from sim.simulator import Simulator
+from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, scenario_of, separate, updates_sent
 from tests.helpers.processes.blows import strike
 from tests.helpers.processes.separate import Separate, train_separately
 from tests.helpers.strategies.scripted_policy import Scripted
+from tests.sim.test_outer_steps import regions as timed_regions
 
 BARRIER = OuterStep(learning_rate=0.7, momentum=0.9)
 STREAM = OuterStep(fragments=2, pattern="strided", overlap_steps=2, mixing=0.5)
@@ -104,6 +108,9 @@ def test_workers_leave_and_come_back(outer: OuterStep, method: str, tmp_path: Pa
     assert firsts == [4, 7, 10, 13, 16]
     expected = train_separately(scenario, plan, 20, dict(zip(firsts, later.values(), strict=True)))
     assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+    simulated = Simulator().run(scenario, plan, Scripted(later), 20)
+    assert updates_sent(record) == updates_sent(simulated)
+    assert [each.migration for each in record.decisions] == [each.migration for each in simulated.decisions]
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -137,3 +144,21 @@ class _UntilItReturns:
         if observation.gone:
             return self._rest
         return self._plan if plan == self._rest and not observation.away else None
+
+
+@pytest.mark.parametrize("method", ["diloco", pytest.param("diloco-streaming", marks=pytest.mark.slow)])
+def test_a_paced_run_and_the_simulator_go_on_without_a_worker_alike(method: str) -> None:
+    """Steps take 0.2 s, pseudo-gradients 0.1 s on a link; a process is away for two seconds, its worker for longer."""
+    outer = OuterStep(fragments=2, overlap_steps=1) if method == "diloco-streaming" else OuterStep()
+    scenario, plan = timed_regions([0.2, 0.2, 0.2], [0.05, 0.05], 4, outer, 0.02)
+    plan = replace(plan, synchronisation=replace(plan.synchronisation, method=method))
+    scenario = replace(scenario, faults=(Absence("device-2", 2.5, 4.5),))
+    first, second, _ = plan.pipelines
+    rest = replace(plan, pipelines=(first, replace(second, microbatches=(2,))))
+    simulated, real = (
+        backend.run(scenario, plan, _UntilItReturns(plan, rest), 50)
+        for backend in (Simulator(backup_every=2), TorchBackend("paced", emulator="shaper", backup_every=2))
+    )
+    ends_s = [step_ends_s(record.events)[-1] for record in (simulated, real)]
+    assert [len(record.decisions) for record in (simulated, real)] == [2, 2]
+    assert ends_s[1] == pytest.approx(ends_s[0], rel=0.05)
