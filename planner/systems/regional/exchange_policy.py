@@ -30,6 +30,7 @@ from planner.systems.auto.policy import AutoPolicy
 from planner.systems.deepcee.observed_paths import learn_slowdowns
 from planner.systems.regional.loss_plan import DILOCO, STREAMING, mode_of, most_overlap, outer_modes
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
+from planner.systems.regional.present_workers import PresentWorkers
 
 # Share of p t that a change must save: it makes training wait for the exchanges that are under way.
 LEAST_GAIN = 0.05
@@ -58,22 +59,25 @@ def _measured_steps(interval: int) -> int:
 
 
 class AnyMethodPolicy(AutoPolicy):
-    """The policy ``auto``: `AutoPolicy`, and `ExchangePolicy` for outer steps if the law of the loss is known.
+    """The policy ``auto``: `AutoPolicy` for sums of gradients, `PresentWorkers` and `ExchangePolicy` for outer steps.
 
-    Each run needs an object of its own.
+    Without a law of the task's loss the settings of exchanges stay. Each run needs an object of its own.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         law = scenario.training.convergence
+        self._workers = PresentWorkers(scenario)
         self._exchanges = None if law is None else ExchangePolicy(scenario, law)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
         if not plan.synchronisation.has_outer_step:
             return super().decide(observation, plan)
-        if self._exchanges is None:
-            return None
+        self.thinking_s = 0.0
+        with_others = self._workers.decide(observation, plan)
+        if with_others is not None or observation.gone or self._exchanges is None:
+            return with_others
         decided = self._exchanges.decide(observation, plan)
         self.thinking_s = self._exchanges.thinking_s
         return decided
@@ -92,6 +96,7 @@ class ExchangePolicy:
         self._slowdown: dict[str, float] = {}
         self._paths: ExchangePaths | None = None
         self._times_of: dict[tuple[int, str, str, str | None], ExchangeTimes] = {}
+        self._devices: tuple[str, ...] = ()
         self._measured = IntervalTimes(_measured_steps)
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
@@ -107,9 +112,13 @@ class ExchangePolicy:
         how, self.thinking_s = plan.synchronisation, 0.0
         # The law knows no sparse exchanges.
         is_known = how.method in (DILOCO, STREAMING) and how.outer.density == 1 and self._law.covers(mode_of(plan))
-        if not is_known or observation.gone:
+        if not is_known:
             return None
         learn_slowdowns(self._slowdown, observation, self._scenario)
+        if plan.devices != self._devices:
+            self._devices, self._paths, self._inner_s = plan.devices, None, 0.0
+            self._times_of.clear()
+            self._known_s.clear()
         expected_s = self._step_s(plan, self._assumed) if self._inner_s else inf
         steps_s = self._measured.add(observation, plan, expected_s)
         if not steps_s:
@@ -177,7 +186,6 @@ class ExchangePolicy:
         outer = plan.synchronisation.outer
         key = (outer.fragments, outer.pattern, outer.compression, outer.exchange)
         if key not in self._times_of:
-            # The workers and their paths stay in a run.
             self._paths = self._paths or ExchangePaths(plan, self._scenario)
             self._times_of[key] = self._paths.times(outer)
         return self._times_of[key]

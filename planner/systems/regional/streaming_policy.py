@@ -9,7 +9,7 @@ waited for after as many steps as the overlap o has::
 The next interval is the least whose overlap hides such an exchange. The overlap is a quarter of the interval, as in the
 runs by which convergence is measured. Rarer exchanges cost steps to a loss: where nothing waits, a shorter interval is
 tried from time to time (`planner.adapt.interval_search`). The interval is never longer than that of the law of the
-task's loss, if the scenario names one.
+task's loss, if the scenario names one. Workers whose devices are away are left out meanwhile.
 """
 
 from dataclasses import replace
@@ -22,6 +22,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.observed_paths import learn_slowdowns
 from planner.systems.regional.loss_plan import INTERVALS, STREAMING, mode_of, most_overlap
+from planner.systems.regional.present_workers import PresentWorkers
 
 
 class StreamingPolicy:
@@ -33,12 +34,16 @@ class StreamingPolicy:
         law = scenario.training.convergence
         self._most = inf if law is None else law.most_interval
         self._search: IntervalSearch | None = None
+        self._workers = PresentWorkers(scenario)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with another interval and overlap; None while these hide exchanges, and no less would."""
+        """Return the plan with another interval and overlap, or the workers that are there; None if it stays."""
         how = plan.synchronisation
-        if how.method != STREAMING or observation.gone:
+        if how.method != STREAMING:
             return None
+        with_others = self._workers.decide(observation, plan)
+        if with_others is not None or observation.gone:
+            return with_others
         learn_slowdowns(self._slowdown, observation, self._scenario)
         mode = mode_of(plan)
         if self._search is None:

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from planner.adapt.observation import Observation
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.event_totals import step_ends_s
 from planner.scenario.effects import ComputeEffects, Straggler
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
+from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, scenario_of, separate, updates_sent
 from tests.helpers.processes.blows import strike
@@ -118,32 +118,20 @@ def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scenario, plan, *without = scripted(BARRIER, "diloco")
+    scenario, plan, *_ = scripted(BARRIER, "diloco")
     slow = ComputeEffects(stragglers=(Straggler("device-1", 40.0),))
     scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
-    rest = without[0] if rank == 0 else without[1]
     threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
     target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
-    policy = _UntilItReturns(plan, rest)
     backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
-    record = backend.run(scenario, plan, policy, steps)
+    record = backend.run(scenario, plan, make_policy("auto", scenario), steps)
     (lost,) = [line for line in told if line.startswith("lost: ")]
     left = int(lost.split("steps from ")[1].split()[0]) - 1
-    _, back = record.decisions
-    expected = train_separately(scenario, plan, steps, {left: rest, back.first_step: plan}, settles=False)
+    rest, back = record.decisions
+    assert f"device-{rank}" not in rest.plan.devices
+    assert back.plan == plan
+    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan}, settles=False)
     assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
-
-
-class _UntilItReturns:
-    """Goes on without lost devices, and with the first plan when they are back."""
-
-    def __init__(self, plan: Plan, rest: Plan) -> None:
-        self._plan, self._rest = plan, rest
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        if observation.gone:
-            return self._rest
-        return self._plan if plan == self._rest and not observation.away else None
 
 
 @pytest.mark.parametrize("method", ["diloco", pytest.param("diloco-streaming", marks=pytest.mark.slow)])
@@ -153,10 +141,8 @@ def test_a_paced_run_and_the_simulator_go_on_without_a_worker_alike(method: str)
     scenario, plan = timed_regions([0.2, 0.2, 0.2], [0.05, 0.05], 4, outer, 0.02)
     plan = replace(plan, synchronisation=replace(plan.synchronisation, method=method))
     scenario = replace(scenario, faults=(Absence("device-2", 2.5, 4.5),))
-    first, second, _ = plan.pipelines
-    rest = replace(plan, pipelines=(first, replace(second, microbatches=(2,))))
     simulated, real = (
-        backend.run(scenario, plan, _UntilItReturns(plan, rest), 50)
+        backend.run(scenario, plan, make_policy("auto", scenario), 50)
         for backend in (Simulator(backup_every=2), TorchBackend("paced", emulator="shaper", backup_every=2))
     )
     ends_s = [step_ends_s(record.events)[-1] for record in (simulated, real)]
