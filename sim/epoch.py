@@ -117,7 +117,7 @@ class EpochRun:
         self._unseen: list[StepRun] = []
         first = epoch.first_step
         is_copied = self._backups.is_due_at
-        sent = updates.begin_epoch(first, edges, plan.synchronisation, actors, epoch.ready_at_s, is_copied)
+        sent = updates.begin_epoch(first, edges, plan, actors, epoch.ready_at_s, is_copied)
         ready_at_s = lambda name: max(epoch.ready_at_s(name), updates.settled_s(name, first))  # noqa: E731
         self._transfer.send(self.network, first, ready_at_s)
         self._send_updates(sent)

@@ -234,8 +234,13 @@ class Adaptation:
 
 
 def needs_set_up(old: Plan, new: Plan) -> bool:
-    """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs."""
-    return _holders(old) != _holders(new) or any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
+    """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs.
+
+    With outer steps the weights of the mean are set up, too, which are the samples of the pipelines.
+    """
+    reweighs = new.synchronisation.has_outer_step and old.exchange_weights != new.exchange_weights
+    once = any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
+    return once or reweighs or _holders(old) != _holders(new)
 
 
 def keeps_senders(old: Plan, new: Plan) -> bool:

@@ -240,6 +240,11 @@ class Plan:
         return tuple(dict.fromkeys(device for replica in self.replicas for device in replica.devices))
 
     @property
+    def exchange_weights(self) -> tuple[float, ...]:
+        """Share of each pipeline in the global batch, which is its weight in the mean of pseudo-gradients."""
+        return tuple(pipeline.samples / self.global_batch for pipeline in self.pipelines)
+
+    @property
     def leaders(self) -> list[list[str]]:
         """For each pipeline the first device of each stage, which exchanges updates with other pipelines."""
         return [

@@ -18,7 +18,7 @@ from planner.cost.synchronisation import UpdateEdge
 from planner.events.event import UPDATE_ACTION, Event, EventKind
 from planner.plan.exchange_steps import Exchanges
 from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
-from planner.plan.plan import Synchronisation
+from planner.plan.plan import Plan, Synchronisation
 from sim.network.connection import Message
 
 
@@ -34,7 +34,7 @@ class AsyncUpdates:
 
     With outer steps an update contains a pseudo-gradient, for which the step waits that takes the outer step. With
     reduce-scatter a device sends means when its own step has ended and all pseudo-gradients of its part have arrived.
-    If the settings or the pipelines change with an epoch, or it begins with an earlier step again, pipelines take all
+    If settings, weights or pipelines change with an epoch, or it begins with an earlier step again, pipelines take all
     outer steps before that are under way, and other edges begin. Without outer steps the devices that exchange updates
     stay in all epochs; the other replicas of their stages may change.
 
@@ -50,6 +50,7 @@ class AsyncUpdates:
         self.edges: tuple[UpdateEdge, ...] = ()
         # Events of updates before the present edges.
         self._earlier: list[Event] = []
+        self._set_up: tuple[object, ...] = ()
         self._is_copied: Callable[[int], bool] = lambda step: False
         self._settles, self._settled_s = -1, defaultdict[str, float](float)
         self._all_at_once = Exchanges(synchronisation.interval_steps, 0, steps)
@@ -102,7 +103,7 @@ class AsyncUpdates:
         self,
         step: int,
         edges: Sequence[UpdateEdge],
-        synchronisation: Synchronisation,
+        plan: Plan,
         actors: Sequence[str],
         ready_at_s: Callable[[str], float],
         is_copied: Callable[[int], bool],
@@ -114,16 +115,18 @@ class AsyncUpdates:
         Args:
             step: The first step of the epoch.
             edges: Every pair of devices between which the epoch's plan sends updates.
-            synchronisation: How the epoch's plan exchanges updates.
+            plan: The plan of the epoch.
             actors: The name of each actor's device.
             ready_at_s: Returns the second at which a device begins the epoch.
             is_copied: Returns whether devices copy their state before a step. Before that they wait for the
                 pseudo-gradients that are under way.
         """
-        changes = synchronisation.exchange_settings != self._how.exchange_settings or tuple(edges) != self.edges
+        synchronisation = plan.synchronisation
+        set_up = (synchronisation.exchange_settings, plan.exchange_weights, tuple(edges))
         goes_back = any(len(self._ended_s[name]) > step for name in actors)
-        if not self.edges or (synchronisation.has_outer_step and (changes or goes_back)):
+        if not self.edges or (synchronisation.has_outer_step and (set_up != self._set_up or goes_back)):
             self._begin_part(step, edges, synchronisation)
+        self._set_up = set_up
         for name in actors:
             for times_s in (self._begun_s[name], self._ended_s[name]):
                 del times_s[step:]

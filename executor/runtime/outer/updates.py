@@ -39,8 +39,7 @@ class OuterUpdates(WithoutGradients):
     """Sends one rank's pseudo-gradients to other pipelines, and takes outer steps.
 
     Args:
-        plan: The first plan. The weights of the mean are its samples, until workers come or go, or the settings of
-            exchanges change. The first replicas of stages exchange pseudo-gradients.
+        plan: The first plan. The first replicas of its stages exchange pseudo-gradients.
         edges_of: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
         first_step: The first step of the run.
         steps: Number of the step after the last one.
@@ -91,7 +90,7 @@ class OuterUpdates(WithoutGradients):
         """Begin the exchanges of a plan with a step before which no pseudo-gradient is under way."""
         how, self._plan = plan.synchronisation, plan
         self._how = how
-        self._weights = {p: pipeline.samples / plan.global_batch for p, pipeline in enumerate(plan.pipelines)}
+        self._weights = dict(enumerate(plan.exchange_weights))
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
         # By fragment, so that the mean of one does not hold up the step that sends another.
@@ -248,7 +247,7 @@ class OuterUpdates(WithoutGradients):
         return self._how.outer.overlap_steps
 
     def _settle(self, step: int) -> float:
-        """If the settings of exchanges change with a step, take all outer steps that are under way.
+        """If settings of exchanges or weights of pipelines change with a step, take all outer steps under way.
 
         Returns:
             The run second at which the last message for them arrived; minus infinity if there is none.
@@ -256,7 +255,7 @@ class OuterUpdates(WithoutGradients):
         if self._change is None or self._change[0] != step:
             return float("-inf")
         (_, plan), self._change = self._change, None
-        if plan.synchronisation.exchange_settings == self._how.exchange_settings:
+        if _set_up(plan) == _set_up(self._plan):
             return float("-inf")
         ready_s = self._take_all(step)
         self._settled_before = step
@@ -360,3 +359,8 @@ class OuterUpdates(WithoutGradients):
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES
+
+
+def _set_up(plan: Plan) -> tuple[object, ...]:
+    """Return what is set up anew with a plan of the same workers."""
+    return plan.synchronisation.exchange_settings, plan.exchange_weights

@@ -30,7 +30,7 @@ from planner.systems.auto.policy import AutoPolicy
 from planner.systems.deepcee.observed_paths import learn_slowdowns
 from planner.systems.regional.loss_plan import DILOCO, STREAMING, mode_of, most_overlap, outer_modes
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
-from planner.systems.regional.present_workers import PresentWorkers
+from planner.systems.regional.worker_shares import WorkerShares
 
 # Share of p t that a change must save: it makes training wait for the exchanges that are under way.
 LEAST_GAIN = 0.05
@@ -59,7 +59,7 @@ def _measured_steps(interval: int) -> int:
 
 
 class AnyMethodPolicy(AutoPolicy):
-    """The policy ``auto``: `AutoPolicy` for sums of gradients, `PresentWorkers` and `ExchangePolicy` for outer steps.
+    """The policy ``auto``: `AutoPolicy` for sums of gradients, `WorkerShares` and `ExchangePolicy` for outer steps.
 
     Without a law of the task's loss the settings of exchanges stay. Each run needs an object of its own.
     """
@@ -67,7 +67,7 @@ class AnyMethodPolicy(AutoPolicy):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         law = scenario.training.convergence
-        self._workers = PresentWorkers(scenario)
+        self._workers = WorkerShares(scenario)
         self._exchanges = None if law is None else ExchangePolicy(scenario, law)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:

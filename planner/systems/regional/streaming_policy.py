@@ -22,7 +22,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.observed_paths import learn_slowdowns
 from planner.systems.regional.loss_plan import INTERVALS, STREAMING, mode_of, most_overlap
-from planner.systems.regional.present_workers import PresentWorkers
+from planner.systems.regional.worker_shares import WorkerShares
 
 
 class StreamingPolicy:
@@ -34,7 +34,7 @@ class StreamingPolicy:
         law = scenario.training.convergence
         self._most = inf if law is None else law.most_interval
         self._search: IntervalSearch | None = None
-        self._workers = PresentWorkers(scenario)
+        self._workers = WorkerShares(scenario)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan with another interval and overlap, or the workers that are there; None if it stays."""

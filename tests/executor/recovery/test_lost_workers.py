@@ -126,7 +126,7 @@ def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scenario, plan, *_ = scripted(outer, method)
-    slow = ComputeEffects(stragglers=(Straggler("device-1", 40.0),))
+    slow = ComputeEffects(stragglers=tuple(Straggler(name, 40.0) for name in plan.devices))
     scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
     threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
     target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80

@@ -12,9 +12,10 @@ from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan, Replica
 from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
+from planner.scenario.effects import ComputeEffects, Slowdown
 from planner.scenario.faults import DETECTION_S, Absence
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.present_workers import shared_out
+from planner.systems.regional.worker_shares import shared_out
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.sim.test_outer_steps import regions
@@ -92,9 +93,27 @@ def test_whoever_is_away_the_others_go_on_and_all_samples_are_trained(
     assert step_ends_s(record.events)[-1] < unhurt_s + count * waited_s + len(absences) * (DETECTION_S + 20)
 
 
-@given(st.integers(0, 1000), st.lists(st.integers(1, 50), min_size=1, max_size=8))
-def test_samples_are_shared_out_in_proportion(samples: int, weights: list[int]) -> None:
+@given(st.integers(1, 1000), st.lists(st.floats(0.01, 50), min_size=1, max_size=8))
+def test_samples_are_shared_out_in_proportion(samples: int, weights: list[float]) -> None:
     shares = shared_out(samples, weights)
+    exact = [samples * weight / sum(weights) for weight in weights]
     assert sum(shares) == samples
-    for share, weight in zip(shares, weights, strict=True):
-        assert abs(share - samples * weight / sum(weights)) < 1
+    assert samples < len(weights) or min(shares) >= 1
+    if min(exact) >= 1:
+        assert max(abs(share - each) for share, each in zip(shares, exact, strict=True)) < 1
+
+
+@pytest.mark.parametrize(("method", "policy"), [("diloco", "auto"), ("diloco-streaming", "streaming")])
+def test_a_device_that_becomes_slow_gets_fewer_samples(method: str, policy: str) -> None:
+    """A step takes 1 s. When one of four devices takes twice as long, it takes 1.33 s with 2 of its 3 samples."""
+    scenario, plan = workers(method)
+    slow = Slowdown("device-1", (0.0, 50.0, 250.0), (1.0, 0.5, 1.0))
+    slowed = replace(scenario, effects=replace(scenario.effects, compute=ComputeEffects(slowdowns=(slow,))))
+    kept, shared = (
+        Simulator(duration_s=400.0).run(slowed, plan, made, 10**6) for made in (None, make_policy(policy, slowed))
+    )
+    assert measure(kept).steps == pytest.approx(300 / (1 + 0.1 / 5), rel=0.05)
+    assert measure(shared).steps > measure(kept).steps + 30
+    shares = [[each.samples for each in decision.plan.pipelines] for decision in shared.decisions]
+    assert [4, 2, 3, 3] in shares
+    assert shares[-1] == [3, 3, 3, 3]
