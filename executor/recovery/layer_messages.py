@@ -43,7 +43,7 @@ class LayerMessages:
         """Return a message.
 
         Args:
-            move: The transfer.
+            move: The layers to send, and between which devices.
             state: The state of its layers, a one-dimensional uint8 tensor.
             outer: The outer state of these layers, and of others.
         """
