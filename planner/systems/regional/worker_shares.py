@@ -21,8 +21,9 @@ from planner.step.evaluate import step_time_s
 from planner.systems.deepcee.observed_paths import learn_slowdowns
 from traces.common.errors import InputError
 
-# Share of a step that other shares of the samples must save, and in how many steps in a row.
-LEAST_SAVED, HELD_STEPS = 0.1, 5
+# Share of a step that other shares of the samples must save, and in how many steps in a row: twice as many after each
+# change, up to a limit, so that changes which the next ones undo become rare.
+LEAST_SAVED, HELD_STEPS, MOST_HELD_STEPS = 0.1, 5, 80
 
 
 class WorkerShares:
@@ -35,7 +36,7 @@ class WorkerShares:
         self._scenario = scenario
         self._whole: Plan | None = None
         self._slowdown: dict[str, float] = {}
-        self._held = 0
+        self._held, self._least_held = 0, HELD_STEPS
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan with the workers that are there and their samples; None if it stays."""
@@ -54,9 +55,9 @@ class WorkerShares:
             return proposed
         before_s, after_s = (step_time_s(each, self._scenario, slowdown=self._slowdown) for each in (plan, proposed))
         self._held = self._held + 1 if after_s <= (1 - LEAST_SAVED) * before_s else 0
-        if self._held < HELD_STEPS:
+        if self._held < self._least_held:
             return None
-        self._held = 0
+        self._held, self._least_held = 0, min(2 * self._least_held, MOST_HELD_STEPS)
         return proposed
 
     def _proposed(self, whole: Plan, plan: Plan, away: Collection[str]) -> Plan | None:
