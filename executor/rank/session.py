@@ -4,12 +4,10 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from executor.core.control_channel import reach_head, read_key
 from executor.core.events import EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
@@ -17,12 +15,11 @@ from executor.core.step_program import StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
+from executor.rank.session_updates import SessionUpdates
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
 from executor.recovery.layer_messages import LayerMessages
 from executor.recovery.migration import LayerMoves
-from executor.runtime.async_updates import PipelineUpdates
-from executor.runtime.decoupled.links import SyncerLink
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.interpreter import Interpreter, Updates
 from executor.runtime.outer.updates import OuterUpdates
@@ -31,8 +28,6 @@ from executor.transport.staging import Staging
 from executor.transport.transport import Transport
 from planner.adapt.copies import layers_of
 from planner.adapt.worker_moves import begin_anew
-from planner.cost.synchronisation import update_edges
-from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan
 
 
@@ -184,7 +179,7 @@ class Session:
         # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them; a
         # device that joins their stages later must know which exchanges there were.
         first = self._spec.plans[0]
-        self._updates = self._make_updates(transport, first.plan)
+        self._updates = self._session_updates(transport).of_plan(first.plan, self._outer)
         self._begin_anew(first)
         change = self._run_epoch(transport, self._spec.first_step, first.plan)
         while change is not None:
@@ -198,7 +193,7 @@ class Session:
     def _run_worker(self, transport: Transport, plan: Plan) -> None:
         """Run steps at this worker's own speed, until the head says which is the last."""
         step, client = self._spec.first_step, self._client
-        self._updates = self._decoupled_updates(transport, plan)
+        self._updates = self._session_updates(transport).of_worker(plan)
         interpreter = self._interpreter(transport, plan, step)
 
         def known(step: int) -> StepProgram | None:
@@ -372,33 +367,8 @@ class Session:
             end_run,
         )
 
-    def _make_updates(self, transport: Transport, plan: Plan) -> Updates | None:
-        """Return the updates between the pipelines of a plan; None if gradients are synchronised by all-reduce."""
-        run, how = self._config.run, plan.synchronisation
-        edges_of = partial(update_edges, scenario=self._config.scenario)
-        common = (transport, self._context.compute, self._config.scenario.model, self._context.clock, self._rows)
-        if how.has_outer_step:
-            device, first = self._config.device, self._spec.first_step
-            return OuterUpdates(plan, edges_of, device, first, run.steps, *common, self._outer, run.adapts)
-        edges = edges_of(plan)
-        exchanges = Exchanges(how.interval_steps, run.first_step, run.steps, run.checkpoint_every)
-        return PipelineUpdates(plan, edges, self._config.device, exchanges, *common, run.adapts) if edges else None
-
-    def _decoupled_updates(self, transport: Transport, plan: Plan) -> DecoupledUpdates:
-        config, context, spec = self._config, self._context, self._spec
-        links: dict[str, SyncerLink] = {}
-        joins, device = spec.number > 0, config.device
-        is_leader = any(device in leaders for leaders in plan.leaders)
-        for syncer, address in spec.syncers.items() if is_leader else ():
-            name, key = f"device '{syncer}', which takes the outer steps,", read_key(config.folder.key)
-            channel = reach_head(address, key, 0.0, timeouts().reach_s, name)
-            emulation = None if context.shaper is None else context.shaper.between(device, syncer)
-            links[syncer] = SyncerLink(channel, syncer, context.clock, emulation, self._fail)
-        common = (transport, context.compute, context.clock, self._rows, context.outer)
-        updates = DecoupledUpdates(plan, config.scenario, device, spec.first_step, joins, links, *common)
-        for link in links.values():
-            link.introduce(device, updates.versions, joins=joins)
-        return updates
+    def _session_updates(self, transport: Transport) -> SessionUpdates:
+        return SessionUpdates(self._config, self._context, self._spec, transport, self._rows, self._fail)
 
     def _outer_states(self, step: int) -> Mapping[int, LayerTensors]:
         return self._updates.state(step) if isinstance(self._updates, OuterUpdates | DecoupledUpdates) else {}
