@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from executor.core.clock import RunClock
-from executor.core.failures import blaming
+from executor.core.failures import PeerLostError, blaming
 from executor.core.timeouts import timeouts
 from executor.transport.device_pairs import NOTICE_BYTES, DevicePair
 from executor.transport.link_shaper import LinkShaper
@@ -232,6 +232,7 @@ class Transport:
         self._waiting = ThreadPoolExecutor(_MOST_WAITING, "receive")
         self._posted: WeakSet[RecvHandle] = WeakSet()
         self._posting = threading.Lock()
+        self._beginning, self._is_abandoned = threading.Lock(), False
 
     def connect_devices(self, plan: Plan) -> None:
         """Form the pairs of devices between which NCCL carries the messages of a plan; all ranks call this together."""
@@ -271,12 +272,8 @@ class Transport:
             return self._post_notice(source, tag, size_bytes, arrived)
         carried_bytes = min(size_bytes, STUB_BYTES) if self._is_timed(source, self._device, tag) else size_bytes
         buffer = torch.empty(carried_bytes, dtype=torch.uint8, pin_memory=between_stages and self._gpu is not None)
-        works = []
-        with blaming(source):
-            for index, (start, stop) in enumerate(self._stripes(source, carried_bytes)):
-                work = dist.irecv(buffer[start:stop], self._ranks[source], group=self._groups[index], tag=tag)
-                assert work is not None
-                works.append(work)
+        stripes = enumerate(self._stripes(source, carried_bytes))
+        works = [self._receive(buffer[start:stop], source, tag, index) for index, (start, stop) in stripes]
         handle = RecvHandle(buffer, size_bytes, works, source, self._clock, arrived)
         with self._posting:
             self._posted.add(handle)
@@ -289,13 +286,21 @@ class Transport:
     ) -> RecvHandle:
         """Post the receive of the notice of a message that NCCL carries; a thread then takes the message at once."""
         notice = torch.empty(NOTICE_BYTES, dtype=torch.uint8)
-        with blaming(source):
-            work = dist.irecv(notice, self._ranks[source], group=self._groups[0], tag=tag)
-        assert work is not None
+        work = self._receive(notice, source, tag, 0)
         fetch = partial(self._pairs[source].receive, tag, size_bytes)
         handle = RecvHandle(notice, size_bytes, [work], source, self._clock, arrived, fetch)
         handle.wait_in_background(self._waiting, self._failed)
         return handle
+
+    def _receive(self, buffer: torch.Tensor, source: str, tag: int, index: int) -> dist.Work:
+        """Begin to receive into a buffer through one of the groups; raise `PeerLostError` after `abandon`."""
+        with self._beginning, blaming(source):
+            if self._is_abandoned:
+                # A thread that has received a message posts the next one. The groups do not exist any more.
+                raise PeerLostError(f"lost the connection to device '{source}': it was closed")
+            work = dist.irecv(buffer, self._ranks[source], group=self._groups[index], tag=tag)
+        assert work is not None
+        return work
 
     def send(
         self,
@@ -353,6 +358,8 @@ class Transport:
 
     def abandon(self) -> None:
         """End all threads after `abort`; threads that wait for the rest of a message end at their timeout."""
+        with self._beginning:
+            self._is_abandoned = True
         for connection in self._connections.values():
             connection.close()
         for pair in self._pairs.values():
