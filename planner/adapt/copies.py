@@ -43,20 +43,30 @@ def newest_of_workers(
 ) -> int | None:
     """Return the newest step, at most ``latest``, before which all workers have copies that train separately.
 
+    If there is none, it is the newest one from which the others can begin anew: some worker has copies of each layer.
+    None if there is none either.
+
     Args:
         copies: The copies of the devices that are not lost.
         plan_at: Returns the plan of a step.
-        layers: Number of layers, of each of which the first replica of some stage must have a copy.
+        layers: Number of layers.
         latest: The newest step that may be returned.
     """
+    some = None
     for step in sorted({step for each in copies.values() for step in each if step <= latest}, reverse=True):
         plan = plan_at(step)
-        there = [device for device in plan.devices if device in copies]
-        held = {device: copies[device].get(step, frozenset()) for device in there}
-        led = {layer for stage in plan.stages if stage.replicas[0].device in held for layer in stage.layers}
-        if len(led) == layers and all(held[device] >= layers_of(plan, device) for device in there):
-            return step
-    return None
+        lacking = {
+            device: layers_of(plan, device) - copies[device].get(step, frozenset())
+            for device in plan.devices
+            if device in copies
+        }
+        leaders = ((stage.replicas[0].device, stage.layers) for stage in plan.stages)
+        led = {layer for leader, own in leaders if leader in lacking for layer in own if layer not in lacking[leader]}
+        if len(led) == layers:
+            some = step if some is None else some
+            if not any(lacking.values()):
+                return step
+    return some
 
 
 def restoring_moves(

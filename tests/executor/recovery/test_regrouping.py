@@ -1,13 +1,14 @@
 """What is left after a loss is enough or it is not, and what travels then is what is missing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.adapt.copies import layers_of, missing_layers, newest_complete, restoring_moves
+from planner.adapt.copies import layers_of, missing_layers, newest_complete, newest_of_workers, restoring_moves
 from planner.adapt.migration import LayerTransfer, backup_holders, backup_moves
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import mesh_scenario
 
@@ -65,6 +66,49 @@ def test_what_travels_is_what_is_missing(plan: Plan, held: list[dict[int, frozen
     received = {(move.target, layer) for move in moves for layer in range(move.first_layer, move.end_layer)}
     wanted = {(device, layer) for device in plan.devices for layer in layers_of(plan, device)}
     assert received == {(device, layer) for device, layer in wanted if layer not in have[device]}
+
+
+@st.composite
+def whole_pipelines(draw: st.DrawFn) -> Plan:
+    """Pipelines that each have all layers, and meet in outer steps."""
+    return replace(draw(plans()), synchronisation=Synchronisation("diloco", interval_steps=4))
+
+
+@given(plan=whole_pipelines(), lost=st.sets(st.integers(0, DEVICES - 1)), data=st.data())
+def test_workers_get_layers_from_their_own_first_replicas_or_begin_anew(
+    plan: Plan, lost: set[int], data: st.DataObject
+) -> None:
+    gone = {f"device-{index}" for index in lost}
+    newest = {device: data.draw(st.integers(1, 3)) for device in plan.devices}
+    copies = {
+        device: dict.fromkeys(range(data.draw(st.integers(0, newest[device])), newest[device] + 1), layers)
+        for device in plan.devices
+        if device not in gone and (layers := layers_of(plan, device))
+    }
+    step = newest_of_workers(copies, lambda step: plan, LAYERS, 3)
+    leaders = {(stage.replicas[0].device, layer) for stage in plan.stages for layer in stage.layers}
+    there = {at: {pair for pair in leaders if at in copies.get(pair[0], {})} for at in range(4)}
+    able = [at for at in there if {layer for _, layer in there[at]} == set(range(LAYERS))]
+    common = [at for at in able if all(at in each for each in copies.values())]
+    assert step == max(common or able, default=None)
+    if step is None:
+        return
+    moves = restoring_moves(plan, scenario(), step, copies, plan).moves
+    source = {(move.target, layer): move.source for move in moves for layer in _layers(move)}
+    for stage in plan.stages:
+        leader, *others = (replica.device for replica in stage.replicas)
+        for layer in stage.layers:
+            if (leader, layer) in there[step]:
+                lacking = {device for device in others if step not in copies.get(device, {})}
+                assert {device: source.get((device, layer)) for device in others} == {
+                    device: leader if device in lacking else None for device in others
+                }
+            else:
+                assert all((source[device, layer], layer) in there[step] for device in (leader, *others))
+    for move in moves:
+        own_bytes = sum(1000 * (layer + 1) for layer in _layers(move))
+        outer_bytes = 3 * own_bytes + 4 * len(_layers(move))
+        assert move.size_bytes == own_bytes + (outer_bytes if (move.target, move.first_layer) in leaders else 0)
 
 
 @given(plan=plans())
