@@ -224,7 +224,7 @@ def _check_nccl(plan: Plan, scenario: Scenario, option: str) -> None:
 def _check_recovery(plan: Plan) -> None:
     valid = "leave '--backup-every' out"
     how = plan.synchronisation
-    if how.is_decoupled or not (how.has_outer_step or how.method == "allreduce"):
+    if how.method != "allreduce" and not how.has_common_outer_step:
         what = f"copies of the state of pipelines with method '{how.method}'"
         others = "" if how.is_decoupled else ", and write checkpoints or choose a method with outer steps"
         raise _unsupported(what, "synchronisation.method", f"{valid}{others}")

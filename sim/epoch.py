@@ -118,8 +118,11 @@ class EpochRun:
         first = epoch.first_step
         is_copied = self._backups.is_due_at
         sent = updates.begin_epoch(first, edges, plan, actors, epoch.ready_at_s, is_copied)
-        ready_at_s = lambda name: max(epoch.ready_at_s(name), updates.settled_s(name, first))  # noqa: E731
-        self._transfer.send(self.network, first, ready_at_s)
+
+        def settled_at_s(device: str) -> float:
+            return max(epoch.ready_at_s(device), updates.settled_s(device, first))
+
+        self._transfer.send(self.network, first, settled_at_s)
         self._send_updates(sent)
         waiting = self._transfer.waiting
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])

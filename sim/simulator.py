@@ -117,7 +117,7 @@ class Run:
         If there is no such departure, the epoch runs until no event is left, and None is returned.
         """
         absences, how = noticed_absences(self._scenario.faults), plan.synchronisation
-        can_go_on = how.method == "allreduce" or (how.has_outer_step and not how.is_decoupled)
+        can_go_on = how.method == "allreduce" or how.has_common_outer_step
         if self._policy is not None and can_go_on and absences:
             start_s = epoch_run.receive_layers()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]

@@ -341,11 +341,14 @@ class Coordinator:
             self._begin(replace(last.spec, number=last.spec.number + 1, store_prefix=random_token()))
             return
         unpublished: list[Any] | None = None
+        copied_with = self._regrouping.plans_of_copies()
         while True:
             reports = self._await_reports()
             if unpublished is None:
                 unpublished = [report["unpublished"] for report in reports.values()]
-            spec = self._regrouping.next_session(last, reports, unpublished, joining, self._local_delivery_s)
+            spec = self._regrouping.next_session(
+                last, reports, unpublished, joining, copied_with, self._local_delivery_s
+            )
             self._await_processes(set(spec.ranks) - set(reports))
             unpublished = []
             # Repeat if another rank was lost meanwhile.

@@ -266,6 +266,11 @@ class PolicyDriver:
         before = self._first_sample + samples_before(step, self._timeline)
         return NewPlan(plan, before, self._moves.get(step))
 
+    def present_plans(self) -> Callable[[int], Plan]:
+        """Return a function that returns the plan of a step as far as it is known now."""
+        timeline = list(self._timeline)
+        return lambda step: next(plan for first, plan in reversed(timeline) if first <= max(step, timeline[0][0]))
+
     def collect(self, parts: Iterable[dict[str, Any]]) -> list[Event]:
         """Record the rows in parts, without the arrivals that other parts may tell; return them."""
         return self._record([event for part in parts for event in unpack(part["rows"], self._devices)])

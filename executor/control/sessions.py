@@ -4,7 +4,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,11 +111,13 @@ class Regrouping:
         reports: Mapping[int, dict[str, Any]],
         unpublished: list[Any],
         joining: tuple[int, frozenset[int]] | None,
+        copied_with: Callable[[int], Plan],
         local_delivery_s: float,
     ) -> SessionSpec:
         """Return the specification of the next session: the ranks that have reported, and all others its plan needs.
 
-        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps.
+        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps, and
+        ``copied_with`` is what `plans_of_copies` has returned.
 
         Raises:
             RunError: No complete copies of the layers are left.
@@ -127,16 +129,20 @@ class Regrouping:
             self.devices[rank]: {int(step): frozenset(held) for step, held in report["copies"].items()}
             for rank, report in reports.items()
         }
-        plan_at = self._plan_at
-        if plan_at(last.step).synchronisation.has_outer_step:
-            resumed = newest_of_workers(copies, plan_at, layers, last.step)
+        separate = copied_with(last.step).synchronisation.has_outer_step
+        if separate:
+            resumed = newest_of_workers(copies, copied_with, layers, last.step)
         else:
             resumed = newest_complete(copies.values(), layers, last.step)
+        if resumed is None and separate:
+            raise RunError(
+                f"lost devices {self._lost}: of some layer no first replica of a stage is left, so the run cannot "
+                "continue; a run with '--checkpoint' can be resumed"
+            )
         if resumed is None:
             missing = ", ".join(map(str, missing_layers(copies.values(), layers, last.step)))
-            lost = ", ".join(self.devices[rank] for rank in sorted(processes.lost))
             raise RunError(
-                f"lost devices {lost}: no remaining device has a copy of the layers {missing}, so the run cannot "
+                f"lost devices {self._lost}: no remaining device has a copy of the layers {missing}, so the run cannot "
                 "continue; a run with '--checkpoint' can be resumed"
             )
         gone = {rank for rank in last.spec.ranks if rank not in reports}
@@ -145,12 +151,12 @@ class Regrouping:
         names = sorted(self.devices[rank] for rank in gone)
         away = sorted({*names, *processes.absent(reports)})
         now_s = max(float(report["now_s"]) for report in reports.values())
-        before = plan_at(resumed)
+        before = copied_with(resumed)
         plans = self.driver.lose_devices(resumed, names, away, unpublished, now_s)[: self.steps - resumed]
         plan = plans[0].plan
         others = self._beyond(plan, reports)
         # A new process has the state before the first step, with which it would have begun the run.
-        first = {self.first_step: frozenset(range(layers))} if before.synchronisation.has_outer_step else {}
+        first = {self.first_step: frozenset(range(layers))} if separate else {}
         copies |= {self.devices[rank]: first for rank in others}
         plans[0] = replace(plans[0], moves=restoring_moves(plan, self.scenario, resumed, copies, before).moves)
         ranks = tuple(sorted({*reports, *others}))
@@ -171,9 +177,19 @@ class Regrouping:
                 return (*plans[: step - first], replace(new, joins=True))
         return tuple(plans)
 
-    def _plan_at(self, step: int) -> Plan:
+    def plans_of_copies(self) -> Callable[[int], Plan]:
+        """Return a function that returns the plan with which ranks have copied their layers before a step.
+
+        Before the step with which others join, that is the plan of the step before. Plans that are decided later
+        change nothing.
+        """
         assert self.driver is not None
-        return self.driver.plan_at(step).plan
+        plan_at, joined = self.driver.present_plans(), -1 if self.joining is None else self.joining[0]
+        return lambda step: plan_at(step - (step == joined))
+
+    @property
+    def _lost(self) -> str:
+        return ", ".join(self.devices[rank] for rank in sorted(self.processes.lost))
 
     def _beyond(self, plan: Plan, ranks: Collection[int]) -> frozenset[int]:
         """Return the ranks of a plan that are not among ``ranks``."""

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -160,7 +161,9 @@ class Session:
         moves = self._moves(Reconfiguration(first, new, now_s), transport, messages)
         moves.expect()
         moves.send(
-            lambda move: messages.pack(move, backups.state(first, move), backups.outer_states(first, move.layers))
+            lambda move: messages.pack(
+                move, backups.state(first, move), partial(backups.outer_states, first, move.layers)
+            )
         )
         compute.set_plan(new.plan, self._config.program(new.plan))
         backups.restore(first, new.plan)
@@ -176,11 +179,12 @@ class Session:
         if self._config.run.decoupled:
             self._run_worker(transport, self._spec.plans[0].plan)
             return
-        # In later epochs updates that other pipelines have sent meanwhile stay, as do all devices that exchange them; a
-        # device that joins their stages later must know which exchanges there were.
+        # In later epochs updates that other pipelines have sent meanwhile stay; a device that joins their stages later
+        # must know which exchanges there were.
         first = self._spec.plans[0]
         self._updates = self._session_updates(transport).of_plan(first.plan, self._outer)
-        self._begin_anew(first)
+        if isinstance(self._updates, OuterUpdates) and self._spec.number:
+            self._updates.regroup(self._spec.first_step, begin_anew(first.plan, first.moves or ()))
         change = self._run_epoch(transport, self._spec.first_step, first.plan)
         while change is not None:
             if self._updates is not None:
@@ -289,9 +293,10 @@ class Session:
         with blaming():
             groups.use(plan.connections)
             transport.connect_devices(plan)
-        messages, outer = LayerMessages(plan, self._config.scenario, context.compute), self._outer_states(change.step)
+        messages = LayerMessages(plan, self._config.scenario, context.compute)
         moves = self._moves(change, transport, messages)
         moves.expect()
+        outer = partial(self._outer_states, change.step)
         moves.send(lambda move: messages.pack(move, context.compute.layer_state(move), outer))
         context.compute.set_plan(plan, self._config.program(plan))
         if context.backups is not None:
@@ -299,15 +304,10 @@ class Session:
         received = moves.take()
         if isinstance(self._updates, OuterUpdates):
             self._updates.take_over(received)
-        self._begin_anew(change.to)
+            self._updates.begin_anew(change.step, begin_anew(plan, change.to.moves or ()))
 
     def _moves(self, change: Reconfiguration, transport: Transport, messages: LayerMessages) -> LayerMoves:
         return LayerMoves(self._config.device, change, transport, self._context.compute, messages, self._rows)
-
-    def _begin_anew(self, new: NewPlan) -> None:
-        """Begin with the common parameters if this worker has got layers of another one."""
-        if isinstance(self._updates, OuterUpdates):
-            self._updates.begin_anew(begin_anew(new.plan, new.moves or ()))
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
         config, context, publisher = self._config, self._context, self._publisher

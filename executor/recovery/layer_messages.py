@@ -6,7 +6,7 @@ is such a mean. Without a momentum the next outer step is that with a momentum o
 stays with the worker that has left it out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,19 +39,22 @@ class LayerMessages:
         own_bytes = self._compute.state_bytes(move)
         return own_bytes + outer_state_bytes(self._scenario, *_bounds(move)) if self._has_outer(move) else own_bytes
 
-    def pack(self, move: LayerTransfer, state: torch.Tensor, outer: Mapping[int, LayerTensors]) -> torch.Tensor:
+    def pack(
+        self, move: LayerTransfer, state: torch.Tensor, outer: Callable[[], Mapping[int, LayerTensors]]
+    ) -> torch.Tensor:
         """Return a message.
 
         Args:
             move: The layers to send, and between which devices.
             state: The state of its layers, a one-dimensional uint8 tensor.
-            outer: The outer state of these layers, and of others.
+            outer: Returns the outer state of these layers, and of others.
         """
         if not isinstance(self._compute, RealCompute):
             return self._compute.layer_state(move)
         if not self._has_outer(move):
             return state
-        return torch.cat([state, *(_packed(outer[layer]) for layer in move.layers)])
+        states = outer()
+        return torch.cat([state, *(_packed(states[layer]) for layer in move.layers)])
 
     def load(self, move: LayerTransfer, message: torch.Tensor) -> dict[int, LayerTensors]:
         """Load the layers of a message, and return their outer state; it is empty if the message has none."""

@@ -258,7 +258,7 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
         changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=after.outer)
         old = replace(old, synchronisation=changed)
     kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
-    stay = keeps_workers if before.has_outer_step and not before.is_decoupled else same_workers
+    stay = keeps_workers if before.has_common_outer_step else same_workers
     return kept and stay(old, new)
 
 

@@ -74,7 +74,7 @@ def restoring_moves(
 ) -> Migration:
     """Return the transfers after which each device of a plan has its layers in their state before ``step``.
 
-    ``before`` is the plan that made the copies; only workers that train separately need it.
+    ``before`` is the plan with which devices made their copies; only workers that train separately need it.
     """
     held = {device: each.get(step, frozenset()) for device, each in copies.items()}
     if plan.synchronisation.has_outer_step and before is not None:

@@ -52,7 +52,7 @@ class IntervalTimes:
             ``plan``, and as many before. Those of the last interval if they took `_URGENT` times as long as expected.
             An empty list otherwise.
         """
-        settings = tuple((each.synchronisation, each.devices) for each in (observation.plan, plan))
+        settings = tuple((each.synchronisation, each.pipelines) for each in (observation.plan, plan))
         if settings[0] != settings[1] or settings != self._settings:
             self._settings, self._ends_s = settings, []
         self._ends_s.append(observation.end_s)

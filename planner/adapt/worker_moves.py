@@ -3,7 +3,7 @@
 A worker is a pipeline of a plan with an outer step. The first replica of each stage holds the outer state of the
 stage's layers. Layers of different workers differ, so that a device gets the state of the first replica of its own
 stage. Where that one is lost, or the worker is new, all replicas of the stage get the state of another worker. Such a
-worker begins anew: its parameters become the common ones, which all workers hold.
+worker begins anew: the parameters of all its stages become the common ones, which all workers hold.
 """
 
 from collections import defaultdict
@@ -43,9 +43,11 @@ def worker_moves(held: Mapping[str, Collection[int]], before: Plan, plan: Plan, 
     """
     leader_of = _leaders(before)
     held = defaultdict(frozenset, {device: frozenset(layers) for device, layers in held.items()})
+    # A worker that leaves does not keep its outer state.
+    stays = _leaders(plan)
     leading = defaultdict[int, list[str]](list)
     for (device, layer), leader in leader_of.items():
-        if device == leader and layer in held[device]:
+        if device == leader == stays.get((device, layer)) and layer in held[device]:
             leading[layer].append(device)
     wanted: list[tuple[str, str, int, int]] = []
     for stage in plan.stages:
@@ -55,10 +57,10 @@ def worker_moves(held: Mapping[str, Collection[int]], before: Plan, plan: Plan, 
                 lacking = [each for each in others if leader_of.get((each, layer)) != leader or layer not in held[each]]
                 wanted += [(leader, each, _REPLICA, layer) for each in lacking]
             else:
+                # One source for all replicas, whose optimizers' states must be equal.
+                source = nearest(leading[layer], leader, layer, scenario)
                 targets = ((leader, _LEADER), *((each, _REPLICA) for each in others))
-                wanted += [
-                    (nearest(leading[layer], each, layer, scenario), each, form, layer) for each, form in targets
-                ]
+                wanted += [(source, each, form, layer) for each, form in targets]
     wanted.sort(key=lambda each: (each[1], each[3]))
     return Migration(joined(wanted, partial(_size_bytes, scenario)))
 

@@ -152,6 +152,11 @@ class Synchronisation:
         return self.method in OUTER_METHODS
 
     @property
+    def has_common_outer_step(self) -> bool:
+        """Whether pipelines meet in outer steps at the same step of each, which all finish."""
+        return self.has_outer_step and not self.is_decoupled
+
+    @property
     def exchange_settings(self) -> tuple[int, OuterStep]:
         """The steps between two exchanges, and the settings of the outer step."""
         return self.interval_steps, self.outer

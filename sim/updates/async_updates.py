@@ -79,7 +79,7 @@ class AsyncUpdates:
 
     def _begin_part(self, step: int, edges: Sequence[UpdateEdge], how: Synchronisation) -> None:
         """Begin steps with other exchanges or pipelines, after the arrival of all earlier updates."""
-        self._earlier += self._events()
+        self._earlier = list(self.events())
         # The step before which they have arrived, and the second at which a device has received the last one.
         self._settles, self._settled_s = step, defaultdict[str, float](float)
         for edge, arrivals_s in zip(self.edges, self._arrivals_s, strict=True):
@@ -124,7 +124,12 @@ class AsyncUpdates:
         synchronisation = plan.synchronisation
         set_up = (synchronisation.exchange_settings, plan.exchange_weights, tuple(edges))
         goes_back = any(len(self._ended_s[name]) > step for name in actors)
-        if not self.edges or (synchronisation.has_outer_step and (set_up != self._set_up or goes_back)):
+        # Where devices have left, what was under way is lost.
+        lacks = any(
+            len(times) < each.before(step) for times, each in zip(self._arrivals_s, self._exchanges, strict=True)
+        )
+        anew = set_up != self._set_up or goes_back or lacks
+        if not self.edges or (synchronisation.has_outer_step and anew):
             self._begin_part(step, edges, synchronisation)
         self._set_up = set_up
         for name in actors:
@@ -215,7 +220,7 @@ class AsyncUpdates:
 
     def events(self) -> Iterator[Event]:
         """Return an event for each update that was applied, with its staleness, in the order of arrival."""
-        return merge(sorted(self._earlier, key=attrgetter("start_s")), self._events(), key=attrgetter("start_s"))
+        return merge(self._earlier, self._events(), key=attrgetter("start_s"))
 
     def _events(self) -> Iterator[Event]:
         edges = (map(partial(self._event, edge), range(len(times))) for edge, times in enumerate(self._arrivals_s))

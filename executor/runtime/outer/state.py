@@ -67,8 +67,10 @@ class OuterState:
         self._layers[layer] = _Layer(**{name: tensors[name].clone() for name in _NAMES if name in tensors})
 
     def keep(self, layers: Collection[int]) -> None:
-        """Forget the state of all other layers."""
+        """Forget the state of all other layers, and what compression has left out of means: parts are others now."""
         self._layers = {layer: state for layer, state in self._layers.items() if layer in layers}
+        for state in self._layers.values():
+            state.left_out_of_mean = None
 
     def use(self, settings: OuterStep) -> None:
         """Go on with other settings; no pseudo-gradient may be under way."""
@@ -107,7 +109,7 @@ class OuterState:
         start, end = part_of(own.common.numel(), part, len(weights))
         mean, left_out = self._mean(packed, weights, end - start), own.left_out_of_mean
         if left_out is not None and len(left_out) != len(mean):
-            # It is from a checkpoint of another number of pipelines.
+            # It is from a checkpoint or copy of another number of pipelines.
             left_out = None
         (sent,), own.left_out_of_mean = self._packed(mean, left_out, 1)
         return sent

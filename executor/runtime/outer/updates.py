@@ -41,9 +41,9 @@ class OuterUpdates(WithoutGradients):
     Args:
         plan: The first plan. The first replicas of its stages exchange pseudo-gradients.
         edges_of: Returns every pair of devices between which a plan sends pseudo-gradients, with the layers.
-        first_step: The first step of the run.
+        first_step: The first step of the session.
         steps: Number of the step after the last one.
-        restored: The outer state of layers before ``first_step``, from a checkpoint; by layer.
+        restored: The outer state of layers before ``first_step``, from a checkpoint or copies; by layer.
         may_change: Whether later plans may have other settings of the exchanges.
     """
 
@@ -62,8 +62,6 @@ class OuterUpdates(WithoutGradients):
 
     def __post_init__(self, plan: Plan, restored: Mapping[int, LayerTensors]) -> None:
         outer = plan.synchronisation.outer
-        # The plan of a later step, and the step.
-        self._change: tuple[int, Plan] | None = None
         self._settled_before = self._first_step - outer.overlap_steps - 1
         self._assign(plan)
         self._state: OuterState | NoOuterState
@@ -111,19 +109,18 @@ class OuterUpdates(WithoutGradients):
     def set_plan(self, step: int, plan: Plan) -> None:
         """Replace the plan from ``step`` on by another one; each worker has the same first replicas, or is a new one.
 
-        If workers come or go, take all outer steps that are under way.
+        If workers come or go, or the settings of exchanges or the weights of pipelines change, take all outer steps
+        that are under way.
         """
-        if self._change is not None:
-            # A rank without a part in the plan begins no steps. It has sent and received nothing.
-            self._settle(self._change[0])
-        if same_workers(self._plan, plan):
+        stays = same_workers(self._plan, plan)
+        if stays and _set_up(plan) == _set_up(self._plan):
             self._assign(plan)
-            self._change = (step, plan)
-        else:
-            self._take_all(step)
-            self._settled_before = step
-            self._assign(plan)
-            self._begin_part(step, plan)
+            return
+        self._compute.wait_until(self._take_all(step))
+        self._settled_before = step
+        self._assign(plan)
+        self._begin_part(step, plan)
+        if not stays:
             self._state.keep(self._own_layers())
 
     def take_over(self, received: Mapping[int, LayerTensors]) -> None:
@@ -131,15 +128,28 @@ class OuterUpdates(WithoutGradients):
         for layer, tensors in received.items():
             self._state.put(layer, tensors)
 
-    def begin_anew(self, pipelines: Collection[int]) -> None:
-        """Replace the parameters by the common ones, if this rank's pipeline is among those given."""
-        if self._pipeline not in pipelines:
-            return
+    def regroup(self, step: int, anew: Collection[int]) -> None:
+        """Begin a session before a step from copies: take the outer steps of exchanges that are averaged.
+
+        The pipelines ``anew`` begin with the common parameters.
+        """
         for fragment in range(len(self._fragments)):
             for layer in self._led(fragment):
-                self._state.replace(layer, self._state.common(layer))
-            for stage in self._stages:
-                self._share(stage, fragment, self._exchanges[fragment].first_step - 1)
+                if self._state.has_mean(layer):
+                    self._state.step(layer)
+            self._begin_anew(fragment, step, anew)
+
+    def begin_anew(self, step: int, pipelines: Collection[int]) -> None:
+        """Replace the parameters by the common ones before a step, if this rank's pipeline is among those given."""
+        for fragment in range(len(self._fragments)) if self._pipeline in pipelines else ():
+            self._begin_anew(fragment, step, pipelines)
+
+    def _begin_anew(self, fragment: int, step: int, pipelines: Collection[int]) -> None:
+        for layer in self._led(fragment) if self._pipeline in pipelines else ():
+            self._state.replace(layer, self._state.common(layer))
+        for stage in self._stages:
+            # Outer steps before this step have its tag.
+            self._share(stage, fragment, step - 1)
 
     def _assign(self, plan: Plan) -> None:
         own = [
@@ -163,10 +173,9 @@ class OuterUpdates(WithoutGradients):
 
         It is minus infinity if there is none.
         """
-        settled_s = self._settle(step)
         self._messages.hold_last(step)
         self._messages.expect_before(step + 1)
-        ready_s = max(settled_s, self._messages.wait_before(step - self._overlap_steps))
+        ready_s = self._messages.wait_before(step - self._overlap_steps)
         self._take_outer_steps(step - self._overlap_steps - 1, step)
         self._messages.note_arrivals(step)
         return ready_s
@@ -198,7 +207,6 @@ class OuterUpdates(WithoutGradients):
 
     def state(self, step: int) -> Mapping[int, LayerTensors]:
         """Wait for the pseudo-gradients that were sent before a step; return the outer state before it, by layer."""
-        self._settle(step)
         self._compute.wait_until(self._messages.wait_before(step))
         for sent in range(step - self._overlap_steps - 1, step):
             self._average(sent)
@@ -245,22 +253,6 @@ class OuterUpdates(WithoutGradients):
     @property
     def _overlap_steps(self) -> int:
         return self._how.outer.overlap_steps
-
-    def _settle(self, step: int) -> float:
-        """If settings of exchanges or weights of pipelines change with a step, take all outer steps under way.
-
-        Returns:
-            The run second at which the last message for them arrived; minus infinity if there is none.
-        """
-        if self._change is None or self._change[0] != step:
-            return float("-inf")
-        (_, plan), self._change = self._change, None
-        if _set_up(plan) == _set_up(self._plan):
-            return float("-inf")
-        ready_s = self._take_all(step)
-        self._settled_before = step
-        self._begin_part(step, plan)
-        return ready_s
 
     def _take_all(self, step: int) -> float:
         """Take all outer steps of exchanges before a step; return when the last message for them arrived."""

@@ -13,7 +13,7 @@ the time since it waited last.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from statistics import mean, median
@@ -68,6 +68,7 @@ class AnyMethodPolicy(AutoPolicy):
         super().__init__(scenario)
         law = scenario.training.convergence
         self._workers = WorkerShares(scenario)
+        self._slowdown: dict[str, float] = {}
         self._exchanges = None if law is None else ExchangePolicy(scenario, law)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
@@ -75,10 +76,11 @@ class AnyMethodPolicy(AutoPolicy):
         if not plan.synchronisation.has_outer_step:
             return super().decide(observation, plan)
         self.thinking_s = 0.0
-        with_others = self._workers.decide(observation, plan)
+        learn_slowdowns(self._slowdown, observation, self._scenario)
+        with_others = self._workers.decide(observation, plan, self._slowdown)
         if with_others is not None or observation.gone or self._exchanges is None:
             return with_others
-        decided = self._exchanges.decide(observation, plan)
+        decided = self._exchanges.decide(observation, plan, self._slowdown)
         self.thinking_s = self._exchanges.thinking_s
         return decided
 
@@ -93,7 +95,6 @@ class ExchangePolicy:
     def __init__(self, scenario: Scenario, law: LossLaw) -> None:
         self._scenario, self._law = scenario, law
         self.thinking_s = 0.0
-        self._slowdown: dict[str, float] = {}
         self._paths: ExchangePaths | None = None
         self._times_of: dict[tuple[int, str, str, str | None], ExchangeTimes] = {}
         self._devices: tuple[str, ...] = ()
@@ -107,14 +108,16 @@ class ExchangePolicy:
         self._inner_s = 0.0
         self._known_s: dict[tuple[tuple[int, OuterStep], int], float] = {}
 
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with other settings of exchanges; None if they would not save `LEAST_GAIN`."""
+    def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
+        """Return the plan with other settings of exchanges; None if they would not save `LEAST_GAIN`.
+
+        ``slowdown`` is the factor on a device's profiled compute times, by device.
+        """
         how, self.thinking_s = plan.synchronisation, 0.0
         # The law knows no sparse exchanges.
         is_known = how.method in (DILOCO, STREAMING) and how.outer.density == 1 and self._law.covers(mode_of(plan))
         if not is_known:
             return None
-        learn_slowdowns(self._slowdown, observation, self._scenario)
         if plan.devices != self._devices:
             self._devices, self._paths, self._inner_s = plan.devices, None, 0.0
             self._times_of.clear()
@@ -123,7 +126,7 @@ class ExchangePolicy:
         steps_s = self._measured.add(observation, plan, expected_s)
         if not steps_s:
             return None
-        self._learn_inner(plan, steps_s)
+        self._learn_inner(plan, steps_s, slowdown)
         measured_s = mean(steps_s)
         self._largest = self._largest_factor(plan, measured_s)
         if measured_s > (1 + _WAITING) * self._inner_s:
@@ -132,8 +135,8 @@ class ExchangePolicy:
         self._assumed = min(self._assumed, self._largest)
         return self._trial(plan, observation.end_s)
 
-    def _learn_inner(self, plan: Plan, steps_s: Sequence[float]) -> None:
-        how, computed_s = plan.synchronisation, step_time_s(plan, self._scenario, slowdown=self._slowdown)
+    def _learn_inner(self, plan: Plan, steps_s: Sequence[float], slowdown: Mapping[str, float]) -> None:
+        how, computed_s = plan.synchronisation, step_time_s(plan, self._scenario, slowdown=slowdown)
         if computed_s and 2 * how.outer.fragments < how.interval_steps:
             # Most steps wait for nothing.
             self._overhead = median(steps_s) / computed_s

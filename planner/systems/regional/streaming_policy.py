@@ -41,10 +41,10 @@ class StreamingPolicy:
         how = plan.synchronisation
         if how.method != STREAMING:
             return None
-        with_others = self._workers.decide(observation, plan)
+        learn_slowdowns(self._slowdown, observation, self._scenario)
+        with_others = self._workers.decide(observation, plan, self._slowdown)
         if with_others is not None or observation.gone:
             return with_others
-        learn_slowdowns(self._slowdown, observation, self._scenario)
         mode = mode_of(plan)
         if self._search is None:
             # An interval of one step has no overlap.

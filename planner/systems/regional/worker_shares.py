@@ -9,7 +9,7 @@ to the measured speeds: a worker is as slow as its slowest device. As the weight
 a share is a barrier between the workers; it is made if it has saved enough for some steps in a row.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from planner.adapt.observation import Observation
@@ -18,7 +18,6 @@ from planner.check import check_plan
 from planner.plan.plan import Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.deepcee.observed_paths import learn_slowdowns
 from traces.common.errors import InputError
 
 # Share of a step that other shares of the samples must save, and in how many steps in a row: twice as many after each
@@ -35,37 +34,37 @@ class WorkerShares:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._whole: Plan | None = None
-        self._slowdown: dict[str, float] = {}
         self._held, self._least_held = 0, HELD_STEPS
 
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the plan with the workers that are there and their samples; None if it stays."""
+    def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
+        """Return the plan with the workers that are there and their samples; None if it stays.
+
+        ``slowdown`` is the factor on a device's profiled compute times, by device.
+        """
         self._whole = self._whole or plan
         away = {*observation.gone, *observation.away}
-        if not observation.gone:
-            if observation.plan.pipelines != plan.pipelines:
-                # The plan is about to change.
-                return None
-            learn_slowdowns(self._slowdown, observation, self._scenario)
-        proposed = self._proposed(self._whole, plan, away)
+        if not observation.gone and observation.plan.pipelines != plan.pipelines:
+            # The plan is about to change.
+            return None
+        proposed = self._proposed(self._whole, plan, away, slowdown)
         if proposed is None or proposed.pipelines == plan.pipelines:
             self._held = 0
             return None
         if proposed.devices != plan.devices:
             return proposed
-        before_s, after_s = (step_time_s(each, self._scenario, slowdown=self._slowdown) for each in (plan, proposed))
+        before_s, after_s = (step_time_s(each, self._scenario, slowdown=slowdown) for each in (plan, proposed))
         self._held = self._held + 1 if after_s <= (1 - LEAST_SAVED) * before_s else 0
         if self._held < self._least_held:
             return None
         self._held, self._least_held = 0, min(2 * self._least_held, MOST_HELD_STEPS)
         return proposed
 
-    def _proposed(self, whole: Plan, plan: Plan, away: Collection[str]) -> Plan | None:
+    def _proposed(self, whole: Plan, plan: Plan, away: Collection[str], slowdown: Mapping[str, float]) -> Plan | None:
         """Return the plan with all workers that are there; None if there is none, or if they cannot go on."""
         there = [left for each in whole.pipelines if (left := _without(each, away))]
         if not there:
             return None
-        weights = [each.samples / max(self._slowdown.get(name, 1.0) for name in devices_of(each)) for each in there]
+        weights = [each.samples / max(slowdown.get(name, 1.0) for name in devices_of(each)) for each in there]
         shares = shared_out(plan.global_batch, weights)
         pipelines = tuple(_with_samples(each, count) for each, count in zip(there, shares, strict=True))
         proposed = replace(plan, pipelines=pipelines)

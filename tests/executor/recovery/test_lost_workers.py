@@ -117,7 +117,7 @@ def test_workers_leave_and_come_back(outer: OuterStep, method: str, tmp_path: Pa
 def share_out_by_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let policies not answer the speeds of devices, which vary on a busy machine."""
     monkeypatch.setattr("planner.systems.regional.worker_shares.LEAST_SAVED", 1.0)
-    monkeypatch.setattr("planner.systems.regional.worker_shares.learn_slowdowns", lambda *args: None)
+    monkeypatch.setattr("planner.systems.regional.exchange_policy.learn_slowdowns", lambda *args: None)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,67 @@ def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
     rest, back = record.decisions
     assert f"device-{rank}" not in rest.plan.devices
     assert back.plan == plan
-    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan}, lost=[left])
+    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan})
     assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [
+        ("stages", 0),
+        pytest.param("stages", 1, marks=pytest.mark.slow),
+        pytest.param("replicas", 0, marks=pytest.mark.slow),
+        pytest.param("replicas", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_of_two_devices_loses_one_of_them(
+    layout: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out, with the other device, unless that is the first replica of its stage."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    share_out_by_the_first_plan(monkeypatch)
+    scenario, plan, *_ = scripted(STREAM, "diloco-streaming")
+    both = (Replica("device-0"), Replica("device-1"))
+    stages = (
+        (Stage(0, 2, both[:1], 2), Stage(2, LAYERS, both[1:], 1))
+        if layout == "stages"
+        else (Stage(0, LAYERS, both, 1),)
+    )
+    single = Pipeline((Stage(0, LAYERS, (Replica("device-2"),), 1),), (4, 2))
+    plan = replace(plan, pipelines=(Pipeline(stages, (4, 2)), single))
+    slow = ComputeEffects(stragglers=tuple(Straggler(name, 40.0) for name in plan.devices))
+    scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
+    threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
+    target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
+    backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
+    record = backend.run(scenario, plan, make_policy("auto", scenario), steps)
+    (lost,) = [line for line in told if line.startswith("lost: ")]
+    left = int(lost.split("steps from ")[1].split()[0]) - 1
+    rest, back = record.decisions
+    assert rest.plan.devices == (("device-0", "device-2") if (layout, rank) == ("replicas", 1) else ("device-2",))
+    assert back.plan == plan
+    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan})
+    assert_ends_like(target, record.losses, expected, (1 / 2,) * 2)
+
+
+@pytest.mark.slow
+def test_one_worker_takes_the_place_of_another_one(tmp_path: Path) -> None:
+    """With other settings and weights at once; the new one begins from the one that stays."""
+    scenario, plan, *_ = scripted(STREAM, "diloco-streaming")
+    names = [device.name for device in scenario.cluster.devices]
+    plan = of_workers(plan, names[:2], (6, 6))
+    how = replace(plan.synchronisation, interval_steps=3, outer=replace(STREAM, overlap_steps=1))
+    later = {
+        2: of_workers(plan, names[1:], (7, 5)),
+        6: replace(of_workers(plan, names[::2], (4, 8)), synchronisation=how),
+    }
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target).run(scenario, plan, Scripted(later), 14)
+    firsts = [decision.first_step for decision in record.decisions]
+    expected = train_separately(scenario, plan, 14, dict(zip(firsts, later.values(), strict=True)))
+    assert_ends_like(target, record.losses, expected, (1 / 3, 2 / 3))
+    simulated = Simulator().run(scenario, plan, Scripted(later), 14)
+    assert updates_sent(record) == updates_sent(simulated)
 
 
 @pytest.mark.parametrize("step", [6, pytest.param(10, marks=pytest.mark.slow)])

@@ -1,7 +1,7 @@
 """Training of DiLoCo and Streaming DiLoCo in one process, with torch's optimizers: what both steps must equal."""
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -45,13 +45,12 @@ def train_separately(
     steps: int,
     changes: Mapping[int, Plan] = MappingProxyType({}),
     anew: Mapping[int, str] = MappingProxyType({}),
-    lost: Collection[int] = (),
 ) -> Separate:
     """Train every pipeline by itself in one process, and take the outer steps with `torch.optim.SGD`.
 
-    With the steps of ``changes`` other plans begin, after all outer steps that are under way, unless a worker is
-    ``lost`` before the step. A worker that was not there before has the common parameters then, and the optimizer's
-    state of the first one that was; so has before a step of ``anew`` the one that begins on this device.
+    With the steps of ``changes`` other plans begin, after all outer steps that are under way. A worker that was not
+    there before has the common parameters then, and the optimizer's state of the first one that was and stays; so has
+    before a step of ``anew`` the one that begins on this device.
     """
     assert scenario.code is not None
     training, outer = scenario.training, plan.synchronisation.outer
@@ -89,16 +88,17 @@ def train_separately(
 
     for step in range(steps):
         if step in changes:
-            if step not in lost:
-                take_outer_steps(steps + outer.overlap_steps)
+            take_outer_steps(steps + outer.overlap_steps)
             plan = changes[step]
             outer = plan.synchronisation.outer
             moves.param_groups[0] |= {"lr": outer.learning_rate, "momentum": outer.momentum}
+            workers = {name: worker for name, worker in workers.items() if name in first_devices(plan)}
             for name in first_devices(plan):
                 if name not in workers:
                     begin(name)
             workers = {name: workers[name] for name in first_devices(plan)}
         if step in anew:
+            take_outer_steps(steps + outer.overlap_steps)
             begin(anew[step])
             workers = {name: workers[name] for name in first_devices(plan)}
         take_outer_steps(step)

@@ -68,6 +68,19 @@ def test_a_replica_that_is_away_leaves_its_stage_to_the_others() -> None:
 ABSENCES = st.tuples(st.integers(0, 3), st.floats(1, 40), st.floats(0.5, 20))
 
 
+@pytest.mark.parametrize("method", ["diloco", "diloco-streaming"])
+def test_a_replica_may_leave_while_exchanges_are_under_way(method: str) -> None:
+    scenario, plan = workers(method, 3)
+    first, second, _ = plan.pipelines
+    replicas = (Replica("device-0"), Replica("device-2"))
+    replicated = replace(first, stages=(replace(first.stages[0], replicas=replicas),), microbatches=(2, 2, 2))
+    plan = replace(plan, pipelines=(replicated, second))
+    for tenth in range(26):
+        away = replace(scenario, faults=(Absence("device-2", 20 + tenth / 10, 60.0),))
+        record = Simulator().run(away, plan, make_policy("auto", away), 60)
+        assert measure(record).steps == 60
+
+
 @settings(max_examples=30)
 @given(
     st.integers(2, 4),
