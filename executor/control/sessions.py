@@ -116,7 +116,7 @@ class Regrouping:
     ) -> SessionSpec:
         """Return the specification of the next session: the ranks that have reported, and all others its plan needs.
 
-        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps, and
+        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps.
         ``copied_with`` is what `plans_of_copies` has returned.
 
         Raises:
