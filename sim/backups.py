@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.adapt.copies import layers_of, newest_complete, newest_of_workers
+from planner.adapt.copies import layers_of, resumable_step
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
@@ -75,10 +75,7 @@ class BackupFlows:
         for device in away:
             # A process that comes back has no copies.
             self._copies.pop(device, None)
-        if self._plan.synchronisation.has_outer_step:
-            found = newest_of_workers(self._copies, lambda step: self._plan, self._layers, last)
-        else:
-            found = newest_complete(self._copies.values(), self._layers, last)
+        found = resumable_step(self._copies, lambda step: self._plan, self._layers, last)
         return self._first_step if found is None else found
 
     def forget(self, unfinished: int) -> None:

@@ -13,7 +13,7 @@ from executor.control.processes import RankProcesses
 from executor.core.control_channel import Message
 from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
-from planner.adapt.copies import missing_layers, newest_complete, newest_of_workers, restoring_moves
+from planner.adapt.copies import missing_layers, restoring_moves, resumable_step
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import RunError
@@ -130,10 +130,7 @@ class Regrouping:
             for rank, report in reports.items()
         }
         separate = copied_with(last.step).synchronisation.has_outer_step
-        if separate:
-            resumed = newest_of_workers(copies, copied_with, layers, last.step)
-        else:
-            resumed = newest_complete(copies.values(), layers, last.step)
+        resumed = resumable_step(copies, copied_with, layers, last.step)
         if resumed is None and separate:
             raise RunError(
                 f"lost devices {self._lost}: of some layer no first replica of a stage is left, so the run cannot "

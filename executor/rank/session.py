@@ -28,7 +28,7 @@ from executor.transport.rendezvous import ProcessGroups
 from executor.transport.staging import Staging
 from executor.transport.transport import Transport
 from planner.adapt.copies import layers_of
-from planner.adapt.worker_moves import begin_anew
+from planner.adapt.worker_moves import workers_anew
 from planner.plan.plan import Plan
 
 
@@ -184,7 +184,7 @@ class Session:
         first = self._spec.plans[0]
         self._updates = self._session_updates(transport).of_plan(first.plan, self._outer)
         if isinstance(self._updates, OuterUpdates) and self._spec.number:
-            self._updates.regroup(self._spec.first_step, begin_anew(first.plan, first.moves or ()))
+            self._updates.regroup(self._spec.first_step, workers_anew(first.plan, first.moves or ()))
         change = self._run_epoch(transport, self._spec.first_step, first.plan)
         while change is not None:
             if self._updates is not None:
@@ -304,7 +304,7 @@ class Session:
         received = moves.take()
         if isinstance(self._updates, OuterUpdates):
             self._updates.take_over(received)
-            self._updates.begin_anew(change.step, begin_anew(plan, change.to.moves or ()))
+            self._updates.begin_anew(change.step, workers_anew(plan, change.to.moves or ()))
 
     def _moves(self, change: Reconfiguration, transport: Transport, messages: LayerMessages) -> LayerMoves:
         return LayerMoves(self._config.device, change, transport, self._context.compute, messages, self._rows)

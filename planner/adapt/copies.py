@@ -69,6 +69,18 @@ def newest_of_workers(
     return some
 
 
+def resumable_step(
+    copies: Mapping[str, Copies], plan_at: Callable[[int], Plan], layers: int, latest: int
+) -> int | None:
+    """Return the step from which a run goes on, at most ``latest``; None if layers are lost.
+
+    The arguments are those of `newest_of_workers`. Devices whose pipelines sum gradients need one copy of each layer.
+    """
+    if plan_at(latest).synchronisation.has_outer_step:
+        return newest_of_workers(copies, plan_at, layers, latest)
+    return newest_complete(copies.values(), layers, latest)
+
+
 def restoring_moves(
     plan: Plan, scenario: Scenario, step: int, copies: Mapping[str, Copies], before: Plan | None = None
 ) -> Migration:

@@ -74,7 +74,7 @@ def is_with_outer_state(plan: Plan, move: LayerTransfer) -> bool:
     )
 
 
-def begin_anew(plan: Plan, moves: Collection[LayerTransfer]) -> list[int]:
+def workers_anew(plan: Plan, moves: Collection[LayerTransfer]) -> list[int]:
     """Return the workers of a plan that get layers of other workers, and begin with the common parameters."""
     found = []
     for index, pipeline in enumerate(plan.pipelines):

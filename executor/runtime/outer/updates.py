@@ -129,27 +129,30 @@ class OuterUpdates(WithoutGradients):
             self._state.put(layer, tensors)
 
     def regroup(self, step: int, anew: Collection[int]) -> None:
-        """Begin a session before a step from copies: take the outer steps of exchanges that are averaged.
+        """Begin a session before a step from copies: take the outer steps whose pseudo-gradients are averaged already.
 
         The pipelines ``anew`` begin with the common parameters.
         """
-        for fragment in range(len(self._fragments)):
-            for layer in self._led(fragment):
-                if self._state.has_mean(layer):
-                    self._state.step(layer)
-            self._begin_anew(fragment, step, anew)
+        for layer in self._own_layers():
+            if self._state.has_mean(layer):
+                self._state.step(layer)
+            if self._pipeline in anew:
+                self._state.replace(layer, self._state.common(layer))
+        self._share_all(step)
 
     def begin_anew(self, step: int, pipelines: Collection[int]) -> None:
-        """Replace the parameters by the common ones before a step, if this rank's pipeline is among those given."""
-        for fragment in range(len(self._fragments)) if self._pipeline in pipelines else ():
-            self._begin_anew(fragment, step, pipelines)
+        """Begin with the common parameters before a step, if this rank's pipeline is among those given."""
+        if self._pipeline in pipelines:
+            for layer in self._own_layers():
+                self._state.replace(layer, self._state.common(layer))
+            self._share_all(step)
 
-    def _begin_anew(self, fragment: int, step: int, pipelines: Collection[int]) -> None:
-        for layer in self._led(fragment) if self._pipeline in pipelines else ():
-            self._state.replace(layer, self._state.common(layer))
-        for stage in self._stages:
-            # Outer steps before this step have its tag.
-            self._share(stage, fragment, step - 1)
+    def _share_all(self, step: int) -> None:
+        """Give the other replicas of this rank's stages all parameters before a step."""
+        for fragment in range(len(self._fragments)):
+            for stage in self._stages:
+                # An outer step before this step has its tag.
+                self._share(stage, fragment, step - 1)
 
     def _assign(self, plan: Plan) -> None:
         own = [
