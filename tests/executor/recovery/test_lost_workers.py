@@ -242,3 +242,17 @@ def test_a_paced_run_and_the_simulator_go_on_without_a_worker_alike(
     ends_s = [step_ends_s(record.events)[-1] for record in (simulated, real)]
     assert [len(record.decisions) for record in (simulated, real)] == [2, 2]
     assert ends_s[1] == pytest.approx(ends_s[0], rel=0.05)
+
+
+def test_all_wait_for_what_is_under_way_when_a_worker_leaves() -> None:
+    """It takes 0.8 s on the links, and four steps as long."""
+    scenario, plan = timed_regions([0.2, 0.2, 0.2], [0.4, 0.4], 4, OuterStep(exchange="allgather"), 0.02)
+    plan = replace(plan, synchronisation=replace(plan.synchronisation, method="diloco"))
+    first, second, _ = plan.pipelines
+    later = {2: replace(plan, pipelines=(first, replace(second, microbatches=(2,))))}
+    simulated, real = (
+        backend.run(scenario, plan, Scripted(later), 6)
+        for backend in (Simulator(), TorchBackend("paced", emulator="shaper"))
+    )
+    assert step_ends_s(simulated.events)[4] == pytest.approx(0.8 + 0.82 + 0.4)
+    assert step_ends_s(real.events) == pytest.approx(step_ends_s(simulated.events), rel=0.1)
