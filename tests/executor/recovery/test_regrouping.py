@@ -19,12 +19,12 @@ HELD = st.dictionaries(st.integers(0, 6), st.frozensets(st.integers(0, LAYERS - 
 
 
 def scenario() -> Scenario:
-    """Devices of which each has another nearest one."""
+    """Device 0 is nearest to device 2, and device 1 to device 3."""
     return mesh_scenario(
         DEVICES,
         [1.0] * LAYERS,
         [1.0] * LAYERS,
-        link=lambda a, b: (1e6 * (1 + (a - b) % DEVICES), 0.0),
+        link=lambda a, b: (2e6 if a - b == 2 else 1e6, 0.0),
         parameter_bytes=[1000, 2000, 3000, 4000, 5000],
     )
 
@@ -118,6 +118,17 @@ def test_workers_get_layers_from_their_own_first_replicas_or_begin_anew(
         own_bytes = sum(1000 * (layer + 1) for layer in _layers(move))
         outer_bytes = 3 * own_bytes + 4 * len(_layers(move))
         assert move.size_bytes == own_bytes + (outer_bytes if (move.target, move.first_layer) in leaders else 0)
+
+
+def test_replicas_that_begin_anew_have_one_source() -> None:
+    """Otherwise their optimizers' states would differ, which nothing would show."""
+    stages = [Stage(0, LAYERS, tuple(map(Replica, names)), 1) for names in (("device-0", "device-1"), ("device-2",))]
+    stages.append(replace(stages[1], replicas=(Replica("device-3"),)))
+    pipelines = tuple(Pipeline((stage,), (4,)) for stage in stages)
+    plan = Plan("mesh", "mesh", "hand", "1f1b", pipelines, synchronisation=Synchronisation("diloco", interval_steps=4))
+    copies = {name: {3: frozenset(range(LAYERS))} for name in ("device-1", "device-2", "device-3")}
+    moves = restoring_moves(plan, scenario(), 3, copies, plan).moves
+    assert [(move.source, move.target) for move in moves] == [("device-2", "device-0"), ("device-2", "device-1")]
 
 
 @given(plan=plans())
