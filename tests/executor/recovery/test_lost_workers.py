@@ -255,4 +255,4 @@ def test_all_wait_for_what_is_under_way_when_a_worker_leaves() -> None:
         for backend in (Simulator(), TorchBackend("paced", emulator="shaper"))
     )
     assert step_ends_s(simulated.events)[4] == pytest.approx(0.8 + 0.82 + 0.4)
-    assert step_ends_s(real.events) == pytest.approx(step_ends_s(simulated.events), rel=0.1)
+    assert step_ends_s(real.events) == pytest.approx(step_ends_s(simulated.events), abs=0.3)
