@@ -262,14 +262,14 @@ class PolicyDriver:
 
     def plan_at(self, step: int) -> NewPlan:
         """Return the plan of a step, which is at most the last finished step plus `DECISION_LAG_STEPS`."""
-        _, plan = next(each for each in reversed(self._timeline) if each[0] <= step)
+        plan = self.present_plans()(step)
         before = self._first_sample + samples_before(step, self._timeline)
         return NewPlan(plan, before, self._moves.get(step))
 
     def present_plans(self) -> Callable[[int], Plan]:
         """Return a function that returns the plan of a step as far as it is known now."""
-        timeline = list(self._timeline)
-        return lambda step: next(plan for first, plan in reversed(timeline) if first <= max(step, timeline[0][0]))
+        timeline = tuple(self._timeline)
+        return lambda step: next(plan for first, plan in reversed(timeline) if first <= step)
 
     def collect(self, parts: Iterable[dict[str, Any]]) -> list[Event]:
         """Record the rows in parts, without the arrivals that other parts may tell; return them."""

@@ -29,7 +29,7 @@ from executor.transport.wire_format import update_tag
 from planner.adapt.worker_moves import same_workers
 from planner.cost.synchronisation import UpdateEdge
 from planner.plan.outer_step import FragmentExchanges, fragment_exchanges
-from planner.plan.plan import Plan, Stage
+from planner.plan.plan import Plan, Stage, Synchronisation
 from planner.scenario.profile import ModelProfile
 from planner.scenario.training import FLOAT32_BYTES
 
@@ -87,7 +87,6 @@ class OuterUpdates(WithoutGradients):
     def _begin_part(self, step: int, plan: Plan) -> None:
         """Begin the exchanges of a plan with a step before which no pseudo-gradient is under way."""
         how, self._plan = plan.synchronisation, plan
-        self._how = how
         self._weights = dict(enumerate(plan.exchange_weights))
         self._fragments = how.outer.fragment_runs(len(self._model.layers))
         self._exchanges = fragment_exchanges(*how.exchange_settings, step, self._exchanges)
@@ -252,6 +251,10 @@ class OuterUpdates(WithoutGradients):
     def _exchanged_after(self, step: int) -> list[int]:
         """Return the fragments that are exchanged after a step."""
         return [fragment for fragment, exchanges in enumerate(self._exchanges) if exchanges.follows(step)]
+
+    @property
+    def _how(self) -> Synchronisation:
+        return self._plan.synchronisation
 
     @property
     def _overlap_steps(self) -> int:

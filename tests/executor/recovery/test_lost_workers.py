@@ -75,8 +75,7 @@ def test_a_worker_that_is_lost_begins_anew_with_the_common_parameters(
     target, told = tmp_path / "parameters.safetensors", list[str]()
     threading.Thread(target=strike, args=(tmp_path, rank, 6, number), daemon=True).start()
     record = TorchBackend("real", parameters=target, backup_every=1, tell=told.append).run(scenario, plan, None, STEPS)
-    (lost,) = [line for line in told if line.startswith("lost: ")]
-    resumed = int(lost.split("steps from ")[1].split()[0]) - 1
+    resumed = resumed_from(told)
     assert resumed >= 5
     expected = train_separately(scenario, plan, STEPS, anew={resumed: f"device-{rank}"})
     assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
@@ -120,6 +119,33 @@ def share_out_by_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.systems.regional.exchange_policy.learn_slowdowns", lambda *args: None)
 
 
+def resumed_from(told: Sequence[str]) -> int:
+    """The step from which the run went on after its only loss."""
+    (lost,) = [line for line in told if line.startswith("lost: ")]
+    return int(lost.split("steps from ")[1].split()[0]) - 1
+
+
+def goes_on_without(rank: int, scenario: Scenario, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Kill a rank, check that the policy takes its worker back and that training equals that in one process.
+
+    Returns the plan meanwhile.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    share_out_by_the_first_plan(monkeypatch)
+    slow = ComputeEffects(stragglers=tuple(Straggler(name, 40.0) for name in plan.devices))
+    scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
+    threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
+    target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
+    backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
+    record = backend.run(scenario, plan, make_policy("auto", scenario), steps)
+    rest, back = record.decisions
+    assert back.plan == plan
+    changes = {resumed_from(told): rest.plan, back.first_step: plan}
+    expected = train_separately(scenario, plan, steps, changes)
+    assert_ends_like(target, record.losses, expected, plan.exchange_weights)
+    return rest.plan
+
+
 @pytest.mark.parametrize(
     ("rank", "outer", "method"),
     [
@@ -130,22 +156,9 @@ def share_out_by_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
     rank: int, outer: OuterStep, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    share_out_by_the_first_plan(monkeypatch)
     scenario, plan, *_ = scripted(outer, method)
-    slow = ComputeEffects(stragglers=tuple(Straggler(name, 40.0) for name in plan.devices))
-    scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
-    threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
-    target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
-    backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
-    record = backend.run(scenario, plan, make_policy("auto", scenario), steps)
-    (lost,) = [line for line in told if line.startswith("lost: ")]
-    left = int(lost.split("steps from ")[1].split()[0]) - 1
-    rest, back = record.decisions
-    assert f"device-{rank}" not in rest.plan.devices
-    assert back.plan == plan
-    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan})
-    assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
+    rest = goes_on_without(rank, scenario, plan, tmp_path, monkeypatch)
+    assert f"device-{rank}" not in rest.devices
 
 
 @pytest.mark.parametrize(
@@ -161,8 +174,6 @@ def test_a_worker_of_two_devices_loses_one_of_them(
     layout: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left out, with the other device, unless that is the first replica of its stage."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    share_out_by_the_first_plan(monkeypatch)
     scenario, plan, *_ = scripted(STREAM, "diloco-streaming")
     both = (Replica("device-0"), Replica("device-1"))
     stages = (
@@ -172,19 +183,8 @@ def test_a_worker_of_two_devices_loses_one_of_them(
     )
     single = Pipeline((Stage(0, LAYERS, (Replica("device-2"),), 1),), (4, 2))
     plan = replace(plan, pipelines=(Pipeline(stages, (4, 2)), single))
-    slow = ComputeEffects(stragglers=tuple(Straggler(name, 40.0) for name in plan.devices))
-    scenario = replace(scenario, effects=replace(scenario.effects, compute=slow))
-    threading.Thread(target=strike, args=(tmp_path, rank, 5, signal.SIGKILL), daemon=True).start()
-    target, told, steps = tmp_path / "parameters.safetensors", list[str](), 80
-    backend = TorchBackend("real", parameters=target, backup_every=1, tell=told.append)
-    record = backend.run(scenario, plan, make_policy("auto", scenario), steps)
-    (lost,) = [line for line in told if line.startswith("lost: ")]
-    left = int(lost.split("steps from ")[1].split()[0]) - 1
-    rest, back = record.decisions
-    assert rest.plan.devices == (("device-0", "device-2") if (layout, rank) == ("replicas", 1) else ("device-2",))
-    assert back.plan == plan
-    expected = train_separately(scenario, plan, steps, {left: rest.plan, back.first_step: plan})
-    assert_ends_like(target, record.losses, expected, (1 / 2,) * 2)
+    rest = goes_on_without(rank, scenario, plan, tmp_path, monkeypatch)
+    assert rest.devices == (("device-0", "device-2") if (layout, rank) == ("replicas", 1) else ("device-2",))
 
 
 @pytest.mark.slow
