@@ -203,6 +203,7 @@ class Syncer:
 
         link = LayerLink(channel, holder.name, clock, emulation, heard, lost, self._give_up)
         holder.link, holder.is_busy, holder.is_told = link, False, False
+        self._common.rejoin(holder.worker, holder.layers)
         holder.pending = {
             layer for layer in holder.layers if known is None or self._common.version(layer) > known[layer]
         }
@@ -214,6 +215,7 @@ class Syncer:
         if holder.link is link:
             holder.link, holder.is_busy = None, False
             holder.pending.clear()
+            self._common.lose(holder.worker, holder.layers, self._context.clock.now_s())
             self._relay.lose(holder.name)
             for checkpoint in list(self._snapshots):
                 self._note_mark(holder, checkpoint)

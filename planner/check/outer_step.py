@@ -107,8 +107,8 @@ def _check_quorum(plan: Plan, outer: OuterStep) -> None:
     if outer.quorum is not None and not 1 <= outer.quorum <= count:
         valid = f"give 1 to {count}, the number of pipelines, or leave it out"
         raise _refused("a quorum", outer.quorum, "quorum", valid)
-    if not 0 <= outer.grace_s < inf:
-        valid = "give the seconds to wait for further pipelines, 0 or more"
+    if outer.grace_s is not None and not 0 <= outer.grace_s < inf:
+        valid = "give the seconds to wait for further pipelines, 0 or more, or null for as long as none is delayed"
         raise _refused("a grace", outer.grace_s, "grace_s", valid)
 
 

@@ -10,8 +10,9 @@ yet in a version that it has taken over: their next one then contains the progre
 
 When it takes over a version with the pseudo-gradient that it sent last, a worker mixes its parameters with the common
 ones, as in Streaming DiLoCo. A version that comes while none is under way moves its parameters as far as the common
-ones have moved, so that nothing is lost of the progress that it has not sent. That rule and `share_of_workers` are our
-own: with outer steps of some workers in turn, full steps and mixing let the common parameters swing up.
+ones have moved, so that nothing is lost of the progress that it has not sent. That rule and `share_of_workers`
+(planner/plan/outer_rounds.py) are our own: with outer steps of some workers in turn, full steps and mixing let the
+common parameters swing up.
 
 A worker whose process was replaced takes over the present common parameters, and the state of the inner optimizer of
 another worker: with an empty one, the first steps of AdamW are too long, and spoil the common parameters.
@@ -20,88 +21,13 @@ another worker: with an empty one, the first steps of AdamW are too long, and sp
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 from types import MappingProxyType
 
+from planner.plan.outer_rounds import Contribution
 from planner.plan.outer_step import OuterStep, fragment_exchanges
 
 # Number of steps that a worker may begin beyond those that it has finished; one would make it wait for an answer.
 LEAD_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What a syncer must know of a worker's pseudo-gradient of a layer beside its values.
-
-    Attributes:
-        worker: Index of the worker's pipeline.
-        step: The worker's step after which it was sent.
-        steps: Number of the worker's steps whose progress it contains.
-        base: The version from which the pseudo-gradient leads away.
-    """
-
-    worker: int
-    step: int
-    steps: int
-    base: int
-
-
-class Rounds:
-    """Decides when a syncer takes the next outer step of a layer, and with whose pseudo-gradients.
-
-    An outer step is due ``grace_s`` seconds after a quorum of workers is there, and at once when all are. If a worker
-    sends again before, which it does if its process was replaced meanwhile, the later pseudo-gradient counts.
-
-    Args:
-        workers: Number of workers.
-        quorum: Number of workers that an outer step needs.
-        grace_s: How long to wait for further workers, seconds.
-
-    Attributes:
-        version: Number of the outer steps that have been taken.
-        due_s: When the next outer step is due; infinity if this is not known.
-    """
-
-    def __init__(self, workers: int, quorum: int, grace_s: float, version: int = 0) -> None:
-        self._workers = workers
-        self._quorum = quorum
-        self._grace_s = grace_s
-        self._there: dict[int, Contribution] = {}
-        self.version = version
-        self.due_s = inf
-
-    @property
-    def there(self) -> Mapping[int, Contribution]:
-        """What has arrived since the last outer step, by worker."""
-        return self._there
-
-    def arrive(self, contribution: Contribution, now_s: float) -> None:
-        """Count a pseudo-gradient that has arrived at ``now_s``."""
-        self._there[contribution.worker] = contribution
-        if len(self._there) >= self._quorum:
-            self.due_s = min(self.due_s, now_s + self._grace_s)
-        if len(self._there) == self._workers:
-            self.due_s = min(self.due_s, now_s)
-
-    def take(self) -> list[Contribution]:
-        """Begin the outer step; return what it merges, by rising worker."""
-        found = [self._there[worker] for worker in sorted(self._there)]
-        self._there = {}
-        self.version += 1
-        self.due_s = inf
-        return found
-
-
-def merging_weights(contributions: Iterable[Contribution], samples: Mapping[int, int]) -> list[float]:
-    """Return the weights of pseudo-gradients in their mean: by the samples whose progress they contain.
-
-    Args:
-        contributions: What the outer step merges.
-        samples: Samples of a step of each worker.
-    """
-    counts = [each.steps * samples[each.worker] for each in contributions]
-    total = sum(counts)
-    return [count / total for count in counts]
 
 
 @dataclass(slots=True)
@@ -152,6 +78,8 @@ class WorkerLayers:
         self._overlap_steps = outer.overlap_steps
         self._exchanges = fragment_exchanges(interval_steps, outer)
         self._layers = {layer: _Layer(fragment, step) for layer, fragment in sorted(layers.items())}
+        # The step after which the device sent last, or the first one whose end is known, and the second of its end.
+        self._timed_from: tuple[int, float] | None = None
         for layer, (counted, base, sent) in restored.items():
             self._layers[layer] = _Layer(layers[layer], counted, base, None if sent < 0 else sent)
 
@@ -164,14 +92,27 @@ class WorkerLayers:
         own = self._layers[layer]
         return own.counted, own.base, -1 if own.sent is None else own.sent
 
-    def send(self, step: int) -> dict[int, Contribution]:
-        """Return the layers whose pseudo-gradients are sent after a step, as if they now were."""
+    def send(self, step: int, now_s: float) -> dict[int, Contribution]:
+        """Return the layers whose pseudo-gradients are sent after a step that ended at ``now_s``, as if they now were.
+
+        To be called after every step, since the worker's speed is the mean of its steps since it sent last.
+        """
         found = {}
+        wanted_s = self._wanted_s(step, now_s)
         for layer, own in self._layers.items():
             if own.sent is None and self._exchanges[own.fragment].follows(step):
-                found[layer] = Contribution(self._worker, step, step + 1 - own.counted, own.base)
+                found[layer] = Contribution(self._worker, step, step + 1 - own.counted, own.base, now_s, wanted_s)
                 own.sent, own.counted = step, step + 1
+        if found or self._timed_from is None:
+            self._timed_from = step, now_s
         return found
+
+    def _wanted_s(self, step: int, now_s: float) -> float:
+        """Return when an answer to what is sent now should arrive: a step before its time, since speeds vary."""
+        if self._timed_from is None:
+            return now_s
+        from_step, from_s = self._timed_from
+        return now_s + max(0, self._overlap_steps - 1) * (now_s - from_s) / (step - from_step)
 
     def arrive(self, layer: int, version: int, merged_step: int) -> None:
         """Note that a version of a layer has arrived.
@@ -209,25 +150,7 @@ class WorkerLayers:
     def join(self, step: int) -> None:
         """Begin anew with a step, since the worker's process was replaced: the newest versions are to come."""
         self._layers = {layer: _Layer(own.fragment, step, own.base) for layer, own in self._layers.items()}
-
-
-def share_of_workers(merged: Mapping[int, int], earlier: Mapping[int, tuple[int, int]]) -> float:
-    """Return the share of an outer step, from above 0 to 1, that its pseudo-gradients amount to.
-
-    While each of the workers that it merges has trained once, others have too, and were merged before: the outer steps
-    of them together are as long as one with all of them. If each were as long as that, workers in n groups that meet
-    in turn would move the common parameters n times as far as the outer learning rate says.
-
-    Args:
-        merged: Samples whose progress the outer step merges, by worker.
-        earlier: By worker the version that its last pseudo-gradient before led to, and the samples in that.
-    """
-    total, share = sum(merged.values()), 0.0
-    for worker, own in merged.items():
-        since, _ = earlier.get(worker, (0, 0))
-        others = (count for other, (version, count) in earlier.items() if other not in merged and version > since)
-        share += own / (total + sum(others))
-    return share
+        self._timed_from = None
 
 
 class StateRequests:

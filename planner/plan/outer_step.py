@@ -59,8 +59,9 @@ class OuterStep:
             gets that part of all pseudo-gradients, and then sends its mean to all: together 2 (n - 1) / n times the
             bytes, in two messages one after the other. Means are compressed like pseudo-gradients, with error feedback.
             None: the one that usually sends less, ``reduce-scatter`` with more than two pipelines and a density of 1.
-        quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all.
-        grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds.
+        quorum: Number of pipelines whose pseudo-gradients an outer step needs; None for all that are there.
+        grace_s: How long an outer step waits for further pseudo-gradients when the quorum is there, seconds; None: as
+            long as this delays none of those that are there (`planner.plan.outer_rounds.Rounds`).
         syncers: Names of the devices that take the outer steps and train nothing: fragment p belongs to the one with
             index p modulo their number.
     """
@@ -76,7 +77,7 @@ class OuterStep:
     feedback: float = 1.0
     exchange: str | None = None
     quorum: int | None = None
-    grace_s: float = 0.0
+    grace_s: float | None = 0.0
     syncers: tuple[str, ...] = ()
 
     @property

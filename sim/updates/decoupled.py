@@ -13,7 +13,7 @@ from math import inf
 import simpy
 
 from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
-from planner.plan.decoupled import Contribution, Rounds
+from planner.plan.outer_rounds import Contribution, Rounds
 from planner.plan.plan import Plan
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
@@ -75,8 +75,8 @@ class DecoupledUpdates:
         fragments = outer.fragment_layers(len(scenario.model.layers))
         self._syncer = {layer: outer.syncer(index) for index, own in enumerate(fragments) for layer in own}
         self._holders = holders_of(plan, scenario, fragments)
-        count = len(plan.pipelines)
-        self._rounds = {layer: Rounds(count, outer.quorum or count, outer.grace_s) for layer in self._syncer}
+        elements = {layer: count for each in self._holders.values() for layer, count in each.elements.items()}
+        self._rounds = {layer: Rounds(len(plan.pipelines), outer, count) for layer, count in elements.items()}
         # By layer and worker: the message with the pseudo-gradient that waits at the syncer, and the last step in the
         # common parameters.
         self._there: dict[tuple[int, int], LayersMessage] = {}
@@ -131,6 +131,9 @@ class DecoupledUpdates:
         for holder in self._of(worker):
             holder.pending.clear()
         self.transfers.lose(worker, timer.time_s)
+        for rounds in self._rounds.values():
+            rounds.lose(worker, timer.time_s)
+        self._take_outer_steps(self._rounds, timer.time_s)
         if for_ever and self.steps.lose(worker):
             self._check_end(timer.time_s)
 
@@ -138,6 +141,8 @@ class DecoupledUpdates:
         """Let a worker that returns take over the parameters, and the state of another one, before it goes on."""
         present = self._present[worker]
         present.is_away = False
+        for rounds in self._rounds.values():
+            rounds.rejoin(worker)
         present.missing = sum(len(holder.elements) for holder in self._of(worker))
         for holder in self._of(worker):
             holder.layers.join(self.steps.finished(worker))
@@ -184,7 +189,7 @@ class DecoupledUpdates:
     def _send(self, holder: Holder, step: int, now_s: float) -> None:
         """Send the pseudo-gradients that follow a step."""
         by_syncer: defaultdict[str, dict[int, Contribution]] = defaultdict(dict)
-        for layer, contribution in holder.layers.send(step).items():
+        for layer, contribution in holder.layers.send(step, now_s).items():
             by_syncer[self._syncer[layer]][layer] = contribution
         for syncer, sent in by_syncer.items():
             size_bytes = sum(self._outer.packed_bytes(holder.elements[layer]) for layer in sent)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planner.cost.synchronisation import layer_elements
-from planner.plan.decoupled import Contribution, WorkerLayers
+from planner.plan.decoupled import WorkerLayers
+from planner.plan.outer_rounds import Contribution
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from sim.network.connection import Message

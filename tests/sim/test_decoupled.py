@@ -114,6 +114,17 @@ def test_a_quorum_and_the_grace_after_it() -> None:
         assert found == merged, grace_s
 
 
+def test_without_a_fixed_grace_an_outer_step_waits_as_long_as_nobody_is_delayed() -> None:
+    # Workers send at 5 and 6.25, which is there at 5.75 and 7. The first one takes the outer step over at 9, and it
+    # should come a step before. The way back takes as long as the way there: so a third one has until 7.25.
+    for third_s, merged in [(1.28125, {0: 7.15625, 1: 7.15625, 2: 7.15625}), (1.5, {0: 7.25, 1: 7.25})]:
+        outer = OuterStep(quorum=2, grace_s=None, overlap_steps=4)
+        record = simulated(apart([1.0, 1.25, third_s], [0.5], 5, outer, 0.25), steps=9)
+        first = {int(event.peer[-1]): event.end_s for event in reversed(outer_steps(record, HUB))}
+        assert {worker: first[worker] for worker in merged} == merged
+        assert outer_steps(record, "device-0")[0].end_s == 9.0
+
+
 def test_a_worker_sends_nothing_more_before_its_last_is_taken_over() -> None:
     # With a quorum of both, the fast worker's first pseudo-gradient waits for the slow one's at 10.
     record = simulated(apart([1.0, 5.0], [0.25], 2, OuterStep()), steps=9)
@@ -172,6 +183,21 @@ def test_an_absent_worker_stops_nobody_and_takes_the_present_parameters_over() -
     assert sends(record, "device-1", HUB)[1:] == [(9.75, 3, 2000)]
     assert [event.staleness for event in outer_steps(record, HUB) if event.peer == "device-1"] == [1, 0]
     assert measure(record).steps == 8
+
+
+def test_a_quorum_of_all_is_one_of_those_that_are_there() -> None:
+    # What is there at 6.75 waits for the other one until its loss at 8.5, and later outer steps do not wait.
+    fault = Absence("device-1", 8.5, 20.0)
+    record = simulated(apart([1.0, 4.5], [0.5], 6, OuterStep(), 0.25, (fault,)), steps=20)
+    assert [(event.end_s, event.peer) for event in outer_steps(record, HUB)][:2] == [
+        (8.5, "device-0"),
+        (12.75, "device-0"),
+    ]
+    # It takes over the version of then, and is awaited again.
+    assert outer_steps(record, "device-1")[0].end_s == 20.75
+    later = [(event.end_s, event.peer) for event in outer_steps(record, HUB) if event.end_s > 20]
+    assert [peer for _, peer in later[:2]] == ["device-0", "device-1"]
+    assert later[0][0] == later[1][0]
 
 
 def with_adamw(case: tuple[Scenario, Plan]) -> tuple[Scenario, Plan]:
@@ -323,7 +349,7 @@ def test_every_run_trains_its_samples_and_loses_no_pseudo_gradient(
         fragments=data.draw(st.integers(1, min(2, every))),
         overlap_steps=data.draw(st.integers(0, every - 1)),
         quorum=data.draw(st.integers(1, len(step_s))),
-        grace_s=data.draw(st.sampled_from([0.0, 0.75])),
+        grace_s=data.draw(st.sampled_from([0.0, 0.75, None])),
     )
     record = simulated(apart(step_s, [0.25, 0.5], every, outer, 0.125), steps=7)
     assert sum(steps_of(record).values()) == 7 * len(step_s)

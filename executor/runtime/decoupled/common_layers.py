@@ -1,6 +1,6 @@
 """The common parameters of layers at a syncer: pseudo-gradients arrive, and outer steps merge those that are there.
 
-The rules are those of `planner.plan.decoupled`, which the simulator follows too.
+The rules are those of `planner.plan.outer_rounds`, which the simulator follows too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.outer.state import NoOuterState, OuterState
-from planner.plan.decoupled import Contribution, Rounds, merging_weights, share_of_workers
+from planner.plan.outer_rounds import Contribution, Rounds, merging_weights, share_of_workers
 from planner.plan.outer_step import OuterStep
 
 # Names of the tensors of `CommonLayers.tensors` beside those of `OuterState`: the version, the last step of each worker
@@ -139,12 +139,11 @@ class CommonLayers:
         self._merged_step: dict[tuple[int, int], int] = {}
         # By layer and worker: the version that the last pseudo-gradient merged led to, and the samples in it.
         self._latest: dict[int, dict[int, tuple[int, int]]] = {layer: {} for layer in elements}
-        count = len(samples)
         self._rounds: dict[int, Rounds] = {}
-        for layer in elements:
+        for layer, count in elements.items():
             found = restored.get(layer, {})
             version = int(found[_VERSION]) if _VERSION in found else 0
-            rounds = self._rounds[layer] = Rounds(count, settings.quorum or count, settings.grace_s, version)
+            rounds = self._rounds[layer] = Rounds(len(samples), settings, count, version)
             for worker, step in enumerate(found[_MERGED].tolist() if _MERGED in found else ()):
                 if step >= 0:
                     self._merged_step[layer, worker] = step
@@ -171,6 +170,16 @@ class CommonLayers:
             contribution = sent.layers[layer]
             self._there[layer, contribution.worker] = _There(packed, source, now_s)
             self._rounds[layer].arrive(contribution, now_s)
+
+    def lose(self, worker: int, layers: Iterable[int], now_s: float) -> None:
+        """Await a worker no longer for some layers, since the device that has them was lost."""
+        for layer in layers:
+            self._rounds[layer].lose(worker, now_s)
+
+    def rejoin(self, worker: int, layers: Iterable[int]) -> None:
+        """Await a worker again for some layers."""
+        for layer in layers:
+            self._rounds[layer].rejoin(worker)
 
     def take_outer_steps(self, until_s: float) -> tuple[list[int], list[Merged]]:
         """Take the outer steps that are due by ``until_s``; with infinity, with all that are there.

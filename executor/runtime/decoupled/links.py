@@ -6,7 +6,8 @@ A message is one of `executor.core.control_channel`, followed by its payload:
 kind    fields; payload                                      sent
 ======= ==================================================== ==========================================================
 hello   device, whether it joins, versions                   by a worker when it has connected
-sent    rows (layer, step, steps, base); pseudo-gradients    by a worker after a step
+sent    rows, the fields of `Contribution` after the layer;  by a worker after a step
+        pseudo-gradients
 mark    step of a checkpoint                                 by a worker when its state was copied for it
 last    none                                                 by a worker after its last step
 news    rows (layer, version, step), step of the last mark;  by a syncer after outer steps, or to a worker that joins
@@ -20,7 +21,7 @@ over    none                                                 by a syncer after t
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +34,7 @@ from executor.core.failures import PeerLostError
 from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
 from executor.transport.timed_path import Emulation
 from executor.transport.transport import Message, Sender
-from planner.plan.decoupled import Contribution
+from planner.plan.outer_rounds import Contribution
 
 SENT, MARK, LAST, NEWS, OVER, HELLO = "sent", "mark", "last", "news", "over", "hello"
 WANTED, STATE = "wanted", "state"
@@ -155,7 +156,7 @@ class SyncerLink:
 
     def send(self, sent: Sent, ready_s: float, departed: Callable[[float], None]) -> None:
         """Send pseudo-gradients without waiting."""
-        rows = [[layer, each.worker, each.step, each.steps, each.base] for layer, each in sent.layers.items()]
+        rows = [[layer, *astuple(each)] for layer, each in sent.layers.items()]
         self._link.send(SENT, sent.payload, ready_s, departed, rows=rows)
 
     def take(self) -> list[News]:
@@ -224,7 +225,7 @@ class SyncerLink:
 
 def sent_of(words: Words, payload: torch.Tensor) -> Sent:
     """Return the pseudo-gradients in a message of a worker."""
-    layers = {layer: Contribution(worker, step, steps, base) for layer, worker, step, steps, base in words["rows"]}
+    layers = {layer: Contribution(*fields) for layer, *fields in words["rows"]}
     return Sent(layers, payload)
 
 

@@ -150,7 +150,7 @@ class DecoupledUpdates(WithoutGradients):
         """Send the pseudo-gradients that follow a step, which ended at run second ``now_s``."""
         self._next_step = step + 1
         by_syncer: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
-        contributions = self._layers.send(step)
+        contributions = self._layers.send(step, now_s)
         for layer in contributions:
             (by_syncer[self._syncer[layer]][layer],) = self._state.pack(layer)
         for syncer, packed in by_syncer.items():

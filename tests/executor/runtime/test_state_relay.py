@@ -12,7 +12,7 @@ from executor.runtime.decoupled.state_relay import StateRelay
 from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
 from planner.events.event import Event, EventKind
-from planner.plan.decoupled import Contribution
+from planner.plan.outer_rounds import Contribution
 from planner.plan.outer_step import OuterStep
 from tests.helpers.strategies.manual_transport import SetClock
 
