@@ -135,6 +135,30 @@ def test_a_struck_worker_stops_nobody(number: signal.Signals, tmp_path: Path, mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_quorum_of_all_goes_on_without_a_struck_worker(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scenario = scenario_of(3, OPTIMIZERS[2])
+    # The grace has no time to spare without an overlap, and changes nothing.
+    plan = apart(scenario, (6, 6), 2, OuterStep(grace_s=None))
+    threading.Thread(target=strike, args=(tmp_path, 1, 5, number), daemon=True).start()
+    record = TorchBackend("real", at_profile_speed=True).run(scenario, plan, None, 120)
+    (absence,) = [event for event in record.events if event.kind is EventKind.FAULT]
+    merged: dict[float, set[str]] = {}
+    for event in record.events:
+        if event.action == OUTER_ACTION and event.device == "device-2":
+            merged.setdefault(event.end_s, set()).add(event.peer)
+    alone = [end_s for end_s, names in merged.items() if names == {"device-0"}]
+    last_s = max(end_s for end_s, worker, _ in worker_steps(record.events) if worker == 1)
+    # The syncer may notice the loss before the head does.
+    assert [end_s for end_s in alone if absence.start_s - 1 < end_s < absence.end_s]
+    assert all(absence.start_s - 1 < end_s < absence.end_s + 1 or end_s > last_s - 1 for end_s in alone)
+    assert len(merged) > 2 * len(alone)
+
+
+@pytest.mark.slow
 def test_the_loss_of_a_syncer_ends_the_run_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     scenario = scenario_of(3)
