@@ -47,7 +47,7 @@ class Rounds:
 
     Args:
         workers: Number of workers.
-        outer: The settings: quorum, grace, and format of pseudo-gradients.
+        outer: Quorum, grace and format of pseudo-gradients.
         elements: Number of the layer's parameters.
         version: Number of the outer steps that have been taken before.
 
