@@ -30,9 +30,9 @@ from executor.core.clock import RunClock
 from executor.core.control_channel import listen
 from executor.core.failures import first_line
 from executor.core.subprocesses import die_with_parent
+from executor.transport.connection import Connection, Message
 from executor.transport.receive import RecvHandle
 from executor.transport.rendezvous import deaf_afterwards
-from executor.transport.transport import Connection, Message
 from traces.common.errors import RopebridgeError
 from traces.statistics import ROUNDS
 

@@ -5,160 +5,12 @@ Each ordered pair of devices is a line that carries one message at a time. Two m
 bytes first come, first served, and a message waits until its connection's window lets it through.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
 from planner.schedules.kernel.timing import transmit_fifo
-from planner.step.graph import Flags, Floats, Ints, StepGraph
-
-
-class Network(NamedTuple):
-    """Lines between devices, and the links that several lines share.
-
-    Attributes:
-        line: Line of each channel, [channels].
-        alone: Whether a line's messages take their transmission time, whatever other lines carry, [lines].
-        weight: Number of connections of each line, [lines].
-        first_link: First entry of each line in ``link``; last the number of entries, [lines + 1].
-        link: Indices of the links that each line shares with others, grouped by line.
-        capacity_bps: Rate of payload of each shared link, [links].
-        queues: Whether links serve windows of bytes first come, first served.
-        window_bits: With queues, the bits that a line may have unacknowledged, [lines].
-        refill_bps: With queues, the window divided by the round trip, [lines].
-    """
-
-    line: Ints
-    alone: Flags
-    weight: Ints
-    first_link: Ints
-    link: Ints
-    capacity_bps: Floats
-    queues: bool
-    window_bits: Floats
-    refill_bps: Floats
-
-
-class Flows(NamedTuple):
-    """The messages of a step as flows.
-
-    Attributes:
-        transmission_s: Transmission time of each message on an idle path, seconds, [messages].
-        bits: Payload of each message, [messages].
-        ceiling_bps: Highest rate of each message on its path, [messages].
-        latency_s: Time from departure to arrival, seconds, [messages].
-        blocking: Whether sender and receiver compute nothing while a message is under way, [messages].
-        sender: Actor that sends each message, [messages].
-        copy_out_s: Time for which each message is copied to the sender's host, seconds, [messages].
-        copy_in_s: Time for which each message is copied from the receiver's host, seconds, [messages].
-    """
-
-    transmission_s: Floats
-    bits: Floats
-    ceiling_bps: Floats
-    latency_s: Floats
-    blocking: Flags
-    sender: Ints
-    copy_out_s: Floats
-    copy_in_s: Floats
-
-
-class _State(NamedTuple):
-    """Progress of a step, times in seconds from its start.
-
-    Attributes:
-        clock_s: Time up to which each actor has worked, [actors].
-        position: Next action of each actor, [actors].
-        sending: Number of messages whose departure each actor waits for, [actors].
-        copied_out_s: End of each actor's last copy to its host so far, [actors].
-        copied_in_s: End of each actor's last copy from its host so far, [actors].
-        ended_s: End of each action, infinite while it is not known, [actions].
-        arrival_s: Arrival of each message, nan while it is not known, [messages].
-        sent_s: Time at which each message was ready to be sent, [messages].
-        waiting: Actor that waits for each message, -1 for none, [messages].
-        following: Message behind each message in the queue of its line, -1 for none, [messages].
-        head: First message in the queue of each line, -1 for none, [lines].
-        tail: Last message in the queue of each line, [lines].
-        free_s: Departure of the last message so far, [lines].
-        arrived_s: Arrival of the last message so far, [lines].
-        event_s: Next start or departure of each line, infinite if there is none, [lines].
-        active: Whether bits of the first message are under way, [lines].
-        left_bits: Bits under way that have not departed yet, [lines].
-        rate_bps: Rate of these bits, [lines].
-        rest_bits: With queues, bits of the first message behind those under way, [lines].
-        admitted: With queues, whether the window has let the first message through, [lines].
-        turn: With queues, the order in which the bits under way have started, [lines].
-        open_bits: With queues, bits that the window lets through, [lines].
-        open_s: With queues, the time for which ``open_bits`` is known, [lines].
-        growing: Working memory of `_share`: lines whose rate is not known yet, [lines].
-        left_bps: Working memory of `_share`: rate that links have left, [links].
-        users: Working memory of `_share`: connections without a rate on each link, [links].
-        full: Working memory of `_share`: whether links have nothing left, [links].
-    """
-
-    clock_s: Floats
-    position: Ints
-    sending: Ints
-    copied_out_s: Floats
-    copied_in_s: Floats
-    ended_s: Floats
-    arrival_s: Floats
-    sent_s: Floats
-    waiting: Ints
-    following: Ints
-    head: Ints
-    tail: Ints
-    free_s: Floats
-    arrived_s: Floats
-    event_s: Floats
-    active: Flags
-    left_bits: Floats
-    rate_bps: Floats
-    rest_bits: Floats
-    admitted: Flags
-    turn: Ints
-    open_bits: Floats
-    open_s: Floats
-    growing: Ints
-    left_bps: Floats
-    users: Ints
-    full: Flags
-
-
-@njit(cache=True)
-def _new_state(graph: StepGraph, network: Network) -> _State:  # pragma: no cover
-    actors, messages = len(graph.first_action) - 1, len(graph.receiver)
-    lines, links = len(network.weight), len(network.capacity_bps)
-    return _State(
-        np.zeros(actors),
-        graph.first_action[:-1].copy(),
-        np.zeros(actors, np.int64),
-        np.zeros(actors),
-        np.zeros(actors),
-        np.full(len(graph.first_sent) - 1, np.inf),
-        np.full(messages, np.nan),
-        np.zeros(messages),
-        np.full(messages, -1, np.int64),
-        np.full(messages, -1, np.int64),
-        np.full(lines, -1, np.int64),
-        np.full(lines, -1, np.int64),
-        np.zeros(lines),
-        np.zeros(lines),
-        np.full(lines, np.inf),
-        np.zeros(lines, np.bool_),
-        np.zeros(lines),
-        np.zeros(lines),
-        np.zeros(lines),
-        np.zeros(lines, np.bool_),
-        np.zeros(lines, np.int64),
-        network.window_bits.copy(),
-        np.zeros(lines),
-        np.zeros(lines, np.int64),
-        np.zeros(links),
-        np.zeros(links, np.int64),
-        np.zeros(links, np.bool_),
-    )
+from planner.step.flow_state import Flows, Network, State, new_state
+from planner.step.graph import Floats, Ints, StepGraph
 
 
 @njit(cache=True)
@@ -173,7 +25,7 @@ def carry_out(
         duration_s: Duration of each action, seconds, [actions].
         flows: Sizes and times of the messages.
     """
-    state, actors = _new_state(graph, network), len(graph.first_action) - 1
+    state, actors = new_state(graph, network), len(graph.first_action) - 1
     sharing: Ints = np.flatnonzero(~network.alone).astype(np.int64)
     stack, height, now_s, turns = np.empty(actors + len(graph.receiver) + 1, np.int64), actors, 0.0, 0
     stack[:actors] = np.arange(actors - 1, -1, -1)
@@ -217,7 +69,7 @@ def carry_out(
 
 
 @njit(cache=True)
-def _start(network: Network, state: _State, line: int, bits: float, turns: int) -> int:  # pragma: no cover
+def _start(network: Network, state: State, line: int, bits: float, turns: int) -> int:  # pragma: no cover
     """Send a message's next bits, at most a window; return the number of turns so far."""
     state.active[line] = True
     state.left_bits[line] = min(bits, network.window_bits[line])
@@ -227,7 +79,7 @@ def _start(network: Network, state: _State, line: int, bits: float, turns: int) 
 
 
 @njit(cache=True)
-def _waiting_s(network: Network, flows: Flows, state: _State, line: int, now_s: float) -> float:  # pragma: no cover
+def _waiting_s(network: Network, flows: Flows, state: State, line: int, now_s: float) -> float:  # pragma: no cover
     """Return the delay that the window adds to the first message of a line, seconds.
 
     The window opens at a constant rate, and holds no more than all of its bits.
@@ -250,7 +102,7 @@ def _advance(
     network: Network,
     duration_s: Floats,
     flows: Flows,
-    state: _State,
+    state: State,
     stack: Ints,
     height: int,
     now_s: float,
@@ -307,7 +159,7 @@ def _advance(
 
 
 @njit(cache=True)
-def _depart(flows: Flows, state: _State, line: int, now_s: float, stack: Ints, height: int) -> int:  # pragma: no cover
+def _depart(flows: Flows, state: State, line: int, now_s: float, stack: Ints, height: int) -> int:  # pragma: no cover
     """End the first message of a line; return the height of the stack with the actors that go on."""
     message = state.head[line]
     state.head[line], state.event_s[line] = state.following[message], np.inf
@@ -329,7 +181,7 @@ def _depart(flows: Flows, state: _State, line: int, now_s: float, stack: Ints, h
 
 
 @njit(cache=True)
-def _go_on(state: _State, line: int, rate_bps: float, now_s: float) -> None:  # pragma: no cover
+def _go_on(state: State, line: int, rate_bps: float, now_s: float) -> None:  # pragma: no cover
     """Set the rate of the bits of a line that are under way, and the time when the last of them departs."""
     state.rate_bps[line] = rate_bps
     if state.left_bits[line] <= 0:
@@ -339,7 +191,7 @@ def _go_on(state: _State, line: int, rate_bps: float, now_s: float) -> None:  # 
 
 
 @njit(cache=True)
-def _serve(network: Network, flows: Flows, state: _State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
+def _serve(network: Network, flows: Flows, state: State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
     """Give all bits under way, in the order of their starts, the rate that earlier ones leave on their links."""
     count, ordered, left_bps = 0, state.growing, state.left_bps
     left_bps[:] = network.capacity_bps
@@ -362,7 +214,7 @@ def _serve(network: Network, flows: Flows, state: _State, sharing: Ints, now_s: 
 
 
 @njit(cache=True)
-def _share(network: Network, flows: Flows, state: _State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
+def _share(network: Network, flows: Flows, state: State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
     """Give all bits under way their max-min fair rates."""
     links, count, level_bps = len(network.capacity_bps), 0, 0.0
     growing, left_bps, users, full = state.growing, state.left_bps, state.users, state.full

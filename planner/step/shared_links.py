@@ -18,7 +18,8 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, makespan_s, message_times, nominal_paths
-from planner.step.flows import Flows, Network, carry_out
+from planner.step.flow_state import Flows, Network
+from planner.step.flows import carry_out
 from planner.step.graph import Floats, repeated
 
 

@@ -32,8 +32,8 @@ from executor.core.control_channel import Channel
 from executor.core.control_channel import Message as Words
 from executor.core.failures import PeerLostError
 from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
+from executor.transport.connection import Message, Sender
 from executor.transport.timed_path import Emulation
-from executor.transport.transport import Message, Sender
 from planner.plan.outer_rounds import Contribution
 
 SENT, MARK, LAST, NEWS, OVER, HELLO = "sent", "mark", "last", "news", "over", "hello"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from executor.core.clock import RunClock
 from executor.core.timeouts import timeouts
-from executor.transport.transport import Connection, Message
+from executor.transport.connection import Connection, Message
 
 # Far longer than a connection may take to end, far shorter than gloo waits for the peer.
 LIMIT_S = 20.0
