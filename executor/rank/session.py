@@ -157,7 +157,7 @@ class Session:
         first, new = self._spec.first_step, self._spec.plans[0]
         now_s = self._context.clock.now_s()
         compute.wait_until(now_s)
-        messages = LayerMessages(new.plan, self._config.scenario, compute)
+        messages = LayerMessages(self._config.scenario, compute)
         moves = self._moves(Reconfiguration(first, new, now_s), transport, messages)
         moves.expect()
         moves.send(
@@ -293,7 +293,7 @@ class Session:
         with blaming():
             groups.use(plan.connections)
             transport.connect_devices(plan)
-        messages = LayerMessages(plan, self._config.scenario, context.compute)
+        messages = LayerMessages(self._config.scenario, context.compute)
         moves = self._moves(change, transport, messages)
         moves.expect()
         outer = partial(self._outer_states, change.step)

@@ -14,8 +14,7 @@ import torch
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.training.real_compute import Compute, RealCompute
 from planner.adapt.migration import LayerTransfer
-from planner.adapt.worker_moves import OUTER_MARKS, is_with_outer_state, outer_state_bytes
-from planner.plan.plan import Plan
+from planner.adapt.worker_moves import OUTER_MARKS, outer_state_bytes
 from planner.scenario.scenario import Scenario
 
 _COMMON, _MOMENTUM, _MEAN = "common", "momentum", "mean"
@@ -23,14 +22,12 @@ _COMMON, _MOMENTUM, _MEAN = "common", "momentum", "mean"
 
 @dataclass(frozen=True, slots=True)
 class LayerMessages:
-    """Packs and loads the state of layers for a plan.
+    """Packs and loads the state of layers.
 
     Args:
-        plan: The plan whose devices receive the layers.
         compute: Has the layers of this rank. Paced compute has none: its messages are zeros of the planned size.
     """
 
-    _plan: Plan
     _scenario: Scenario
     _compute: Compute
 
@@ -69,7 +66,7 @@ class LayerMessages:
         return {layer: _unpacked(part) for layer, part in zip(move.layers, parts, strict=True)}
 
     def _has_outer(self, move: LayerTransfer) -> bool:
-        return isinstance(self._compute, RealCompute) and is_with_outer_state(self._plan, move)
+        return isinstance(self._compute, RealCompute) and move.has_outer_state
 
 
 def _bounds(move: LayerTransfer) -> tuple[int, int]:

@@ -20,13 +20,19 @@ from traces.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class LayerTransfer:
-    """The state of layers ``first_layer`` to ``end_layer - 1``, sent from device ``source`` to device ``target``."""
+    """The state of layers ``first_layer`` to ``end_layer - 1``, sent from device ``source`` to device ``target``.
+
+    Attributes:
+        size_bytes: Bytes of all that is sent.
+        has_outer_state: Whether the state of the layers' outer steps is sent, too.
+    """
 
     source: str
     target: str
     first_layer: int
     end_layer: int
     size_bytes: int
+    has_outer_state: bool = False
 
     @property
     def layers(self) -> range:
@@ -128,7 +134,7 @@ def _from_nearest(
         for shard in sorted(shards - held.get(target, frozenset()), key=lambda shard: shard.layer)
         if (source := nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
     ]
-    return Migration(joined(wanted, partial(state_bytes, scenario)))
+    return Migration(joined(wanted, partial(_shards, scenario)))
 
 
 def migration_time_s(migration: Migration, scenario: Scenario) -> float:
@@ -184,11 +190,11 @@ def nearest(holders: Iterable[str], target: str, layer: int, scenario: Scenario)
 
 
 def joined(
-    wanted: Sequence[tuple[str, str, int, int]], size_bytes: Callable[[int, int, int], int]
+    wanted: Sequence[tuple[str, str, int, int]], transfer: Callable[[str, str, int, int, int], LayerTransfer]
 ) -> tuple[LayerTransfer, ...]:
     """Return transfers from tuples (source, target, form, layer), with consecutive layers of one form joined.
 
-    ``size_bytes`` returns the bytes of layers from their first one, their end (exclusive) and their form.
+    ``transfer`` returns one by source, target, the first layer, the end (exclusive) and their form.
     """
     transfers = []
     for (source, target, form, _), run in groupby(
@@ -196,7 +202,7 @@ def joined(
     ):
         layers = [layer for _, (_, _, _, layer) in run]
         first, end = layers[0], layers[-1] + 1
-        transfers.append(LayerTransfer(source, target, first, end, size_bytes(first, end, form)))
+        transfers.append(transfer(source, target, first, end, form))
     return tuple(transfers)
 
 
@@ -230,4 +236,8 @@ def backup_moves(plan: Plan, scenario: Scenario) -> tuple[LayerTransfer, ...]:
     owners = {layer: replica.device for stage in plan.stages for replica in stage.replicas for layer in stage.layers}
     copies = sorted(backup_holders(plan).items())
     wanted = [(owners[layer], holder, 1, layer) for layer, held_by in copies for holder in held_by]
-    return joined(wanted, partial(state_bytes, scenario))
+    return joined(wanted, partial(_shards, scenario))
+
+
+def _shards(scenario: Scenario, source: str, target: str, first: int, end: int, degree: int) -> LayerTransfer:
+    return LayerTransfer(source, target, first, end, state_bytes(scenario, first, end, degree))

@@ -19,9 +19,6 @@ from planner.scenario.training import FLOAT32_BYTES
 # that is still to be taken; and whether there is such a mean.
 OUTER_TENSORS, OUTER_MARKS = 3, 1
 
-# Forms of a transfer: what the first replica of a stage receives, with the outer state, and what the others do.
-_LEADER, _REPLICA = 1, 0
-
 
 def outer_state_bytes(scenario: Scenario, first_layer: int, end_layer: int) -> int:
     """Return the bytes of the outer state of layers that a new worker receives."""
@@ -49,29 +46,21 @@ def worker_moves(held: Mapping[str, Collection[int]], before: Plan, plan: Plan, 
     for (device, layer), leader in leader_of.items():
         if device == leader == stays.get((device, layer)) and layer in held[device]:
             leading[layer].append(device)
-    wanted: list[tuple[str, str, int, int]] = []
+    # Only the first replica of a stage gets the outer state.
+    wanted: list[tuple[str, str, bool, int]] = []
     for stage in plan.stages:
         leader, *others = (replica.device for replica in stage.replicas)
         for layer in stage.layers:
             if leader in leading[layer]:
                 lacking = [each for each in others if leader_of.get((each, layer)) != leader or layer not in held[each]]
-                wanted += [(leader, each, _REPLICA, layer) for each in lacking]
+                wanted += [(leader, each, False, layer) for each in lacking]
             else:
                 # One source for all replicas, whose optimizers' states must be equal.
                 source = nearest(leading[layer], leader, layer, scenario)
-                targets = ((leader, _LEADER), *((each, _REPLICA) for each in others))
-                wanted += [(source, each, form, layer) for each, form in targets]
+                targets = ((leader, True), *((each, False) for each in others))
+                wanted += [(source, each, leads, layer) for each, leads in targets]
     wanted.sort(key=lambda each: (each[1], each[3]))
-    return Migration(joined(wanted, partial(_size_bytes, scenario)))
-
-
-def is_with_outer_state(plan: Plan, move: LayerTransfer) -> bool:
-    """Return whether a transfer of `worker_moves` has the outer state, too: it is for the first replica of a stage."""
-    return any(
-        stage.replicas[0].device == move.target and move.first_layer in stage.layers
-        for stage in plan.stages
-        if plan.synchronisation.has_outer_step
-    )
+    return Migration(joined(wanted, partial(_transfer, scenario)))
 
 
 def workers_anew(plan: Plan, moves: Collection[LayerTransfer]) -> list[int]:
@@ -121,6 +110,6 @@ def _leaders(plan: Plan) -> dict[tuple[str, int], str]:
     }
 
 
-def _size_bytes(scenario: Scenario, first_layer: int, end_layer: int, form: int) -> int:
-    outer_bytes = outer_state_bytes(scenario, first_layer, end_layer) if form == _LEADER else 0
-    return state_bytes(scenario, first_layer, end_layer) + outer_bytes
+def _transfer(scenario: Scenario, source: str, target: str, first: int, end: int, leads: int) -> LayerTransfer:
+    outer_bytes = outer_state_bytes(scenario, first, end) if leads else 0
+    return LayerTransfer(source, target, first, end, state_bytes(scenario, first, end) + outer_bytes, bool(leads))

@@ -109,7 +109,9 @@ def test_workers_leave_and_come_back(outer: OuterStep, method: str, tmp_path: Pa
     expected = train_separately(scenario, plan, 20, dict(zip(firsts, later.values(), strict=True)))
     assert_ends_like(target, record.losses, expected, (1 / 3,) * 3)
     simulated = Simulator().run(scenario, plan, Scripted(later), 20)
-    assert updates_sent(record) == updates_sent(simulated)
+    # Means and the next fragment may overtake each other.
+    arranged = sorted if outer == STREAM else list
+    assert arranged(updates_sent(record)) == arranged(updates_sent(simulated))
     assert [each.migration for each in record.decisions] == [each.migration for each in simulated.decisions]
 
 
