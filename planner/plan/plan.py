@@ -245,6 +245,11 @@ class Plan:
         return tuple(dict.fromkeys(device for replica in self.replicas for device in replica.devices))
 
     @property
+    def exchange_set_up(self) -> tuple[object, ...]:
+        """What exchanges between pipelines are set up with: they begin anew where it changes."""
+        return self.synchronisation.exchange_settings, self.exchange_weights
+
+    @property
     def exchange_weights(self) -> tuple[float, ...]:
         """Share of each pipeline in the global batch, which is its weight in the mean of pseudo-gradients."""
         return tuple(pipeline.samples / self.global_batch for pipeline in self.pipelines)

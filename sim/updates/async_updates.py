@@ -122,7 +122,7 @@ class AsyncUpdates:
                 pseudo-gradients that are under way.
         """
         synchronisation = plan.synchronisation
-        set_up = (synchronisation.exchange_settings, plan.exchange_weights, tuple(edges))
+        set_up = (plan.exchange_set_up, tuple(edges))
         goes_back = any(len(self._ended_s[name]) > step for name in actors)
         # Where devices have left, what was under way is lost.
         lacks = any(

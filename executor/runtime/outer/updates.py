@@ -112,7 +112,7 @@ class OuterUpdates(WithoutGradients):
         that are under way.
         """
         stays = same_workers(self._plan, plan)
-        if stays and _set_up(plan) == _set_up(self._plan):
+        if stays and plan.exchange_set_up == self._plan.exchange_set_up:
             self._assign(plan)
             return
         self._compute.wait_until(self._take_all(step))
@@ -357,8 +357,3 @@ class OuterUpdates(WithoutGradients):
 
     def _elements(self, first_layer: int, end_layer: int) -> int:
         return self._model.parameter_bytes(first_layer, end_layer) // FLOAT32_BYTES
-
-
-def _set_up(plan: Plan) -> tuple[object, ...]:
-    """Return what is set up anew with a plan of the same workers."""
-    return plan.synchronisation.exchange_settings, plan.exchange_weights

@@ -51,7 +51,7 @@ def methods(interval: int) -> Iterator[tuple[str, Synchronisation]]:
         (_SPARSE, "diloco", replace(averages, compression="int4", density=0.02, feedback=0.95)),
         ("streaming", "diloco-streaming", streams),
         ("streaming, int4", "diloco-streaming", replace(streams, compression="int4")),
-        ("decoupled", "diloco-decoupled", replace(streams, quorum=1, syncers=(HUB,))),
+        ("decoupled", "diloco-decoupled", replace(streams, quorum=1, grace_s=None, syncers=(HUB,))),
     ):
         yield name, Synchronisation(method, interval_steps=interval, outer=outer)
 
