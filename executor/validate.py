@@ -9,7 +9,7 @@ from planner.adapt.policy import Decision
 from planner.check.paths import communicating_pairs, nccl_pairs, used_links
 from planner.cost.network import own_link
 from planner.cost.synchronisation import GradientSync, gradient_syncs, uneven_sum
-from planner.plan.plan import Plan, Replica
+from planner.plan.plan import DECOUPLED, Plan, Replica
 from planner.plan.regional_batch import foreign_samples
 from planner.scenario.cluster import Link
 from planner.scenario.faults import LinkOutage
@@ -109,13 +109,14 @@ def check_supported(
         _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
         on_link = isinstance(fault, LinkOutage)
-        if (on_link and emulator != "relay") or not (on_link or recovers or plan.synchronisation.is_decoupled):
-            raise _unsupported(
-                f"a fault of the kind '{type(fault).__name__}'",
-                f"faults[{number}]",
-                "outages of links need '--emulator relay'; absences and hangs of devices need '--backup-every' or the "
-                "method diloco-decoupled",
-            )
+        if on_link and emulator != "relay":
+            problem, valid = "a link that is out can only be emulated by the relay", "add '--emulator relay'"
+        elif on_link or recovers or plan.synchronisation.is_decoupled:
+            continue
+        else:
+            problem = "a device that leaves or hangs would end this run"
+            valid = f"add '--backup-every', choose the method {DECOUPLED}"
+        raise InputError(problem, where=f"faults[{number}]", valid=f"{valid}, {_SIMULATE}")
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
     if plan.synchronisation.is_decoupled:

@@ -162,7 +162,7 @@ class CheckpointFolder:
         raise InputError(
             "there is no complete checkpoint",
             where=str(self.path),
-            valid="the folder given as '--checkpoint' to an earlier run; to start at step 0, leave out '--resume'",
+            valid="name the folder given as '--checkpoint' to an earlier run, or leave out '--resume' to begin anew",
         )
 
     def newest_step(self) -> int | None:

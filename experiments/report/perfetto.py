@@ -46,7 +46,11 @@ class _RunTrace:
         self._name = name
         self._flows = flows
         last_step = max((event.step for event in record.events), default=0)
-        self._devices = device_names(record, 0, last_step + 1)
+        syncers = record.plan.synchronisation.outer.syncers
+        self._devices = {
+            **device_names(record, 0, last_step + 1),
+            **{name: f"{name} (outer steps)" for name in syncers},
+        }
         self._process = {device: next(processes) for device in self._devices}
         self._policy_process = next(processes)
         self._send_threads: dict[tuple[str, str], int] = {}

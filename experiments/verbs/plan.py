@@ -28,6 +28,9 @@ from traces.common.units import number_text
 
 _STRATEGY = "auto"
 
+# Share by which the step of an explanation must differ from the predicted one to be told.
+_NOTED = 0.03
+
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
@@ -72,10 +75,9 @@ def choose_best_plan(
     first = next((option for option, value in zip(options, astuple(objective), strict=True) if value is not None), None)
     if first is None:
         return ChosenPlan(choose_plan(scenario, None, strategy, ordering))
-    if strategy != _STRATEGY:
-        given = f"strategy '{strategy}'" if strategy is not None else "no strategy"
+    if strategy not in (None, _STRATEGY):
         raise InputError(
-            f"{first} is given with {given}",
+            f"{first} is given with strategy '{strategy}'",
             valid=f"only '--strategy {_STRATEGY}' plans for an objective: name it, or leave the option out",
         )
     made = _best_plan(scenario, objective)
@@ -187,7 +189,11 @@ def plan(
     description = describe_plan(made, scenario)
     if to_loss is not None:
         description += "\n" + "\n".join(to_loss.lines(explains))
-    return description if explanation is None else f"{description}\n{explanation}"
+    if explanation is None:
+        return description
+    if abs(explanation.step_s - contended_step_time_s(made, scenario)) > _NOTED * explanation.step_s:
+        description += f"\nexplained: a step of {number_text(explanation.step_s)} s, with a path for each two devices"
+    return f"{description}\n{explanation}"
 
 
 def describe_plan(plan: Plan, scenario: Scenario) -> str:
@@ -206,5 +212,9 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
             lines.append(f"  stage {index}: {layers}, {stage.in_flight} in flight, on {devices}")
     if plan.compression != "none":
         lines.append(f"messages between regions: {plan.compression}")
-    lines.append(f"one step on steady links: {number_text(contended_step_time_s(plan, scenario))} s")
+    network = scenario.effects.network
+    # What the evaluator leaves out, where it may take as long again (docs/systems/auto.md).
+    shrinks = network.cold_start and network.idle_s < inf and len(plan.devices) > 1
+    without = ", not counting TCP's windows, which shrink in pauses: simulate shows them" if shrinks else ""
+    lines.append(f"one step on steady links: {number_text(contended_step_time_s(plan, scenario))} s{without}")
     return "\n".join(lines)

@@ -198,7 +198,9 @@ def _device_kinds(entry: ClusterEntry, part: Part) -> dict[str, DeviceKind]:
             kinds[kind] = find_kind(kind)
         except InputError:
             where = part.where(key, index, "kind")
-            raise unknown_name("device kind", kind, [*own, *DATASHEET], where=where) from None
+            unknown = unknown_name("device kind", kind, [*own, *DATASHEET], where=where)
+            valid = f"{unknown.valid}; or describe it under 'kinds' of the cluster"
+            raise InputError(unknown.problem, where=where, valid=valid) from None
     return kinds
 
 

@@ -72,8 +72,8 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "paced",
         "relay",
         "faults[0]",
-        "a fault of the kind 'Absence'",
-        "absences and hangs of devices need '--backup-every'",
+        "a device that leaves or hangs would end this run",
+        "add '--backup-every'",
     ),
     "an outage without the relay": (
         PLAN,
@@ -81,8 +81,8 @@ REFUSED: dict[str, tuple[Plan, Scenario, ComputeMode, Emulator, str, str, str]] 
         "paced",
         "shaper",
         "faults[0]",
-        "a fault of the kind 'LinkOutage'",
-        "outages of links need '--emulator relay'",
+        "a link that is out can only be emulated by the relay",
+        "add '--emulator relay'",
     ),
     "loss in the shaper": (
         PLAN,
@@ -185,7 +185,7 @@ def test_it_is_refused_in_one_line_before_a_process_starts(tmp_path: Path) -> No
     done = ropebridge(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "cannot be run yet; " in done.stderr
+    assert "would end this run; " in done.stderr
     assert "or use 'ropebridge simulate'" in done.stderr
     assert not (tmp_path / "out").exists()
 

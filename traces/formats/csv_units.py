@@ -70,6 +70,9 @@ def read(text: str) -> LinkTrace:
     values: dict[str, list[float]] = {quantity: [] for quantity, _ in columns}
     for line, row in rows:
         cells = _cells(row)
+        if line == rows[-1][0] and 1 < len(cells) < len(header) and columns[0][0] == "time" and not any(cells[1:]):
+            # One comma is enough after the time of the end; without it the row may have been cut off.
+            cells += [""] * (len(header) - len(cells))
         if len(cells) != len(header):
             valid = f"the header names {len(header)}"
             raise LineError(f"the row has {len(cells)} columns", line=line, valid=valid)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,7 +48,10 @@ def picture(path: Path, height_inches: float) -> Iterator[Figure]:
         yield figure
         data = io.BytesIO()
         # The date is left out, so that equal runs give equal files.
-        figure.savefig(data, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+        with catch_warnings():
+            # Names may have letters that no font of the machine has; they are drawn as boxes.
+            filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(data, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
     write_bytes_atomically(path, data.getvalue())
 
 

@@ -76,6 +76,10 @@ class AutoPolicy:
         self.portfolio = Portfolio(scenario, search)
         self._before: Observation | None = None
         self._regret: RegretBudget | None = None
+        # The first plan while it cannot go on, as devices are away, or has not gone on since; and how much time it
+        # would have saved since they are back, seconds.
+        self._interrupted: Plan | None = None
+        self._missed_s = 0.0
         # The way back to the first plan from a plan, and when it was computed, seconds.
         self._back_of: Plan | None = None
         self._back_s = self._back_at_s = 0.0
@@ -104,17 +108,18 @@ class AutoPolicy:
         if away.intersection(plan.devices):
             self._incumbent = None
             answer = self._without(away, plan)
-            if answer is not None and self._regret is not None:
-                # The first plan cannot go on either.
+            if answer is not None and self._regret is not None and away.intersection(self._regret.first.devices):
+                self._interrupted = self._interrupted or self._regret.first
                 self._regret.first = answer
             return answer
         if observation.gone:
             return None
+        before_s = self._elapsed_s
         changed = self._learn(observation)
         if observation.plan != plan:
             # The observed step ran with an earlier plan.
             return None
-        back = self._when_spent(plan, away)
+        back = self._when_back(plan, away, self._elapsed_s - before_s) or self._when_spent(plan, away)
         if back is not None:
             return back
         if self._incumbent is not None:
@@ -148,6 +153,28 @@ class AutoPolicy:
         first_s = self._predictions.expected_s(first, samples)
         count = self._regret.see if self._predictions.used(first) <= samples.keys() else self._regret.guess
         count(duration_s, first_s)
+
+    def _when_back(self, plan: Plan, away: frozenset[str], duration_s: float) -> Plan | None:
+        """Return the first plan if its devices are back, and it would have saved the time of the move since; else None.
+
+        A run that never changes its plan goes on with it then, whatever is known of its links.
+        """
+        first = self._interrupted
+        if first is None or self._regret is None or away.intersection(first.devices):
+            self._missed_s = 0.0
+            return None
+        self._regret.first = first
+        if plan == first:
+            self._interrupted = None
+            return None
+        first_s = self._predictions.expected_s(first, {})
+        self._missed_s += duration_s - first_s
+        if first_s > (1 - LEAST_GAIN_OF_MOVE) * self._predictions.step_s(plan):
+            return None
+        if self._missed_s < _moving_s(plan, first, self._predictions.observed()):
+            return None
+        self._incumbent = None
+        return first
 
     def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return the first plan of the run if the budget of regret only just pays the way back to it; else None.

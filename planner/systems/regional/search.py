@@ -90,8 +90,9 @@ class _Search:
         # Number of plans whose steps to the loss were asked for.
         self.judged = 0
 
-    def score(self, each: LossPlan) -> float:
-        return each.time_s if self._goal.name == TIME else each.cost
+    def score(self, each: LossPlan) -> tuple[float, float]:
+        """Return what the goal minimises, and what decides between equal ones."""
+        return (each.time_s, each.cost) if self._goal.name == TIME else (each.cost, each.time_s)
 
     def synchronous(self, plan: Plan) -> Iterator[LossPlan]:
         """Yield a plan that sums gradients in every step, if it reaches the loss within the limits."""

@@ -75,6 +75,11 @@ def test_messages_are_rounded_only_where_the_scenario_allows_it(scenario: Path, 
     assert read_plan(tmp_path / "plan.json").compression == "int8"
 
 
+def test_an_objective_without_a_strategy_is_one_of_auto(scenario: Path) -> None:
+    wanted = ("--objective", "cost")
+    assert succeed(scenario, *wanted) == succeed(scenario, "--strategy", "auto", *wanted)
+
+
 def test_json_stays_the_plan_unless_its_explanation_is_asked_for(scenario: Path) -> None:
     asked = (scenario, "--strategy", "megatron")
     plan = json.loads(succeed(*asked, "--json"))
@@ -85,7 +90,6 @@ def test_json_stays_the_plan_unless_its_explanation_is_asked_for(scenario: Path)
 
 
 BAD = {
-    "no strategy": (["--objective", "cost"], ["--objective", "no strategy", "--strategy auto"]),
     "another strategy": (["--strategy", "ddp", "--robust", "0.1"], ["--robust", "'ddp'", "--strategy auto"]),
     "unknown objective": (
         ["--strategy", "auto", "--objective", "costs"],

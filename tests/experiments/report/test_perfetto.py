@@ -10,6 +10,7 @@ import pytest
 
 from experiments.report.perfetto import trace_events, write_perfetto
 from planner.events.event import PROBE_ACTION, EventKind
+from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
@@ -17,6 +18,7 @@ from planner.scenario.scenario import Scenario
 from planner.systems.deepcee.policy import DepthPolicy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+from tests.sim.test_decoupled import HUB, apart
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
@@ -112,3 +114,12 @@ def test_the_file_is_valid_json_and_there_whole_or_not_at_all(tmp_path: Path) ->
     with pytest.raises(InputError, match="does not exist"):
         write_perfetto([simulated()], tmp_path / "none" / "trace.json")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_that_only_takes_outer_steps_has_its_sends() -> None:
+    record = Simulator().run(*apart([1.0, 2.5], [0.5], 2, OuterStep(quorum=1), 0.25), None, 6)
+    names = {each["pid"]: each["args"]["name"] for each in events_of([record], "M") if each["name"] == "process_name"}
+    (hub,) = [number for number, name in names.items() if name.endswith("hub (outer steps)")]
+    sent = [event for event in record.events if event.kind is EventKind.SEND and event.device == HUB]
+    assert len([each for each in events_of([record], "X") if each["pid"] == hub and each["cat"] == "send"]) == len(sent)
+    assert sent

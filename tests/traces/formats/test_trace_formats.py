@@ -74,6 +74,12 @@ def test_csv_latency() -> None:
     assert trace.latency_s.tolist() == [0.04, 0.0455]
 
 
+@pytest.mark.parametrize("end", ["12,", "12,,"])
+def test_a_last_row_with_only_a_time_is_the_end(end: str) -> None:
+    trace = csv_units.read(f"time_s,bandwidth_mbps,latency_ms\n0,1,40\n5,1,45.5\n{end}\n")
+    assert (trace.times_s.tolist(), trace.duration_s) == ([0.0, 5.0], 12.0)
+
+
 def test_csv_written_out_in_full() -> None:
     trace = trace_of([0.0, 0.1, 0.4], [1e6, 0.0, 1 / 3], 1.5)
     assert csv_units.write(trace) == ("time_s,bandwidth_bps\n0.0,1000000.0\n0.1,0.0\n0.4,0.3333333333333333\n1.5,\n")

@@ -139,3 +139,14 @@ def test_a_device_of_the_same_region_that_returns_is_used_again() -> None:
     scenario = replace(scenario, faults=(Absence("device-2", 20.0, 140.0),))
     record = run(scenario, planned(scenario), "auto", 300.0)
     assert [len(decision.plan.devices) for decision in record.decisions] == [2, 3]
+
+
+@pytest.mark.parametrize(("leaves_s", "returns_s"), [(0.5, 3.0), (30.0, 90.0)])
+def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, returns_s: float) -> None:
+    """As without a policy: whether the links were seen before or not, and without a probe first."""
+    scenario = wide_scenario()
+    start = planned(scenario)
+    scenario = replace(scenario, faults=(Absence(start.devices[1], leaves_s, returns_s),))
+    adapted = run(scenario, start, "auto", 600.0)
+    assert [decision.plan.devices for decision in adapted.decisions] == [start.devices[:1], start.devices]
+    assert per_s(adapted) > 0.98 * per_s(run(scenario, start, "none", 600.0))
