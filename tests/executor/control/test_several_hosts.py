@@ -161,6 +161,7 @@ def test_a_host_that_does_not_come_is_named() -> None:
         TorchBackend("paced", hosts=hosts).run(scenario, plan, None, STEPS)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_before_the_first_step_must_come_back_in_time(tmp_path: Path) -> None:
     """Also in a run that survives lost hosts: before any step there is nothing that is worth waiting for."""
     scenario, plan = chain()

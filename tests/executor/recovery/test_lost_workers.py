@@ -167,11 +167,12 @@ def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
     ("layout", "rank"),
     [
         ("stages", 0),
-        pytest.param("stages", 1, marks=pytest.mark.slow),
-        pytest.param("replicas", 0, marks=pytest.mark.slow),
-        pytest.param("replicas", 1, marks=pytest.mark.slow),
+        ("stages", 1),
+        ("replicas", 0),
+        ("replicas", 1),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_of_two_devices_loses_one_of_them(
     layout: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

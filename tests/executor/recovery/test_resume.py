@@ -104,7 +104,7 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
     "degrees",
     [
         pytest.param((2, 1, 2), id="2-1-2"),
-        pytest.param((2, 2, 2), id="2-2-2"),
+        pytest.param((2, 2, 2), id="2-2-2", marks=pytest.mark.slow),
         pytest.param((1, 2, 4), id="1-2-4", marks=pytest.mark.slow),
         pytest.param((4, 2, 1), id="4-2-1", marks=pytest.mark.slow),
     ],

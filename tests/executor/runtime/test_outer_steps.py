@@ -362,7 +362,11 @@ def test_a_run_goes_on_from_a_checkpoint_after_its_exchanges_changed(
 
 
 @pytest.mark.parametrize("first_steps", [5, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", [{"density": 0.5}, {"exchange": "reduce-scatter"}], ids=["sparse", "reduce-scatter"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param({"density": 0.5}, marks=pytest.mark.slow), {"exchange": "reduce-scatter"}],
+    ids=["sparse", "reduce-scatter"],
+)
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(
     first_steps: int, how: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def measured() -> tuple[tuple[float, float], Row, Row]:
     return truth, local, whole
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["minimum-variance", pytest.param("released", marks=pytest.mark.slow)])
 def test_unequal_batches_of_real_gradients_give_the_noise_scale_of_the_data(name: str) -> None:
     (variance, squared_gradient), local, whole = measured()
     weights = ESTIMATORS[name](BATCHES)

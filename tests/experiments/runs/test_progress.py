@@ -52,11 +52,11 @@ def test_other_tools_can_watch(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     sinks = ("--prometheus", f"127.0.0.1:{port}", "--tensorboard", str(tmp_path / "board"), "--live")
-    with subprocess.Popen([*COMMAND, *RUN, "--steps", "12", *sinks], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, *RUN, "--steps", "6", *sinks], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         seen = ""
         for line in process.stderr:
-            if re.search(r"step \d+ of 12", line):
+            if re.search(r"step \d+ of 6", line):
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                     seen = answer.read().decode()
                 break

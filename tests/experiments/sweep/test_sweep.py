@@ -189,7 +189,7 @@ def terminate(pid: int, mark: str) -> None:
 
 
 @compared_to_a_long_sweep
-@pytest.mark.parametrize("end", [interrupt_all, terminate])
+@pytest.mark.parametrize("end", [interrupt_all, pytest.param(terminate, marks=pytest.mark.slow)])
 def test_an_interrupted_sweep_keeps_a_table(
     end: Callable[[int, str], None], undisturbed_long: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def test_one_more_region_never_lengthens_the_time_to_a_loss(seed: int, count: in
     assert with_another <= without * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("alone", [0, 1], ids=["no region", "one region"])
+@pytest.mark.parametrize("alone", [pytest.param(0, marks=pytest.mark.slow), 1], ids=["no region", "one region"])
 def test_of_many_regions_hardly_any_can_be_a_worker(alone: int) -> None:
     """A device alone has no memory for the model, but for the one with more of it."""
     scenario = regions([1.0] * 6, 2e8, batch=12, size_bytes=4_000_000)

@@ -60,7 +60,7 @@ DATA = {
     "stateful": "{dataset: dataset.py, arguments: {kind: Stateful}}",
 }
 # The others are run by `make test-slow`.
-QUICK = ("tokens-ahead", "stateful")
+QUICK = ("tokens-ahead",)
 
 
 def scenario_in(folder: Path, data: str) -> Path:

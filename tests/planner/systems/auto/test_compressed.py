@@ -66,6 +66,7 @@ def test_smaller_messages_cost_less() -> None:
     assert traffic_price(rounded, dear) == pytest.approx(traffic_price(plan, dear) / 4, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_policy_goes_back_when_the_links_recover() -> None:
     fast = with_better_links(within_regions(SITES, ["south", "west"]), 40)
 

@@ -105,7 +105,10 @@ def test_a_plan_for_bad_windows_keeps_off_a_link_that_mostly_fails() -> None:
     assert judge(robust) < judge(steady)
 
 
-@pytest.mark.parametrize(("rates_bps", "crosses"), [([1e8, *[1e2] * 9], False), ([*[1e8] * 9, 3e7], True)])
+@pytest.mark.parametrize(
+    ("rates_bps", "crosses"),
+    [pytest.param([1e8, *[1e2] * 9], False, marks=pytest.mark.slow), ([*[1e8] * 9, 3e7], True)],
+)
 def test_a_start_is_what_trains_most_over_the_traces(rates_bps: list[float], crosses: bool) -> None:
     scenario = one_kind(swaying(rates_bps, [0.0] * 10, 60.0))
     start, steady = make_plan("auto", scenario), plan_for(scenario, Objective())
