@@ -38,6 +38,7 @@ def file_entry(kind: type[Data]) -> type[Data]:
 
 _UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")
 _MISSING = ("missing", "missing_argument")
+_KEYED = ("dict_type", "dataclass_type")
 
 
 def parse(kind: type[Data], document: Document, value: Any, location: Location = ()) -> Data:
@@ -99,9 +100,12 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
         return InputError(context["problem"], where=where, valid=context["valid"])
     if details["type"] in _MISSING:
         return InputError(f"the key '{inner[-1]}' is missing", where=where, valid=f"add '{inner[-1]}:' there")
+    valid = details["msg"][0].lower() + details["msg"][1:]
+    if isinstance(details["input"], list) and details["type"] in _KEYED:
+        return InputError("a list is not valid", where=where, valid="give keys with values, as 'NAME: ...'")
     text = repr(details["input"])
     shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return InputError(f"{shown} is not valid", where=where, valid=details["msg"][0].lower() + details["msg"][1:])
+    return InputError(f"{shown} is not valid", where=where, valid=valid)
 
 
 def _inside(value: Any, location: Location, kind: str) -> Location:
