@@ -385,7 +385,7 @@ def _range_times(model: ModelProfile, start: int, stop: int, kind: str, samples:
         missing = next(layer for layer in model.layers[start:stop] if kind not in layer.times)
         raise InputError(
             f"model '{model.name}' has no times for layer '{missing.name}' on device kind '{kind}'",
-            valid=f"profiled kinds: {', '.join(sorted(missing.times)) or 'none'}; profile it on this kind, too, or take "
+            valid=f"profiled kinds: {', '.join(sorted(missing.times)) or 'none'}; profile it on this kind too, or take "
             "the kind's devices out of the cluster",
         )
     return total
