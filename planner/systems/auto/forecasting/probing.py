@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from planner.check import is_possible
-from planner.cost.in_flight import fitting_depths, latency_aware_depths
+from planner.cost.in_flight import fitting_depths
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 
@@ -62,8 +62,8 @@ def _with_depths(plan: Plan, stages: tuple[Stage, ...], scenario: Scenario) -> P
     samples = plan.pipelines[0].samples
     count = max(number for number in range(1, MICROBATCHES + 1) if samples % number == 0)
     microbatches = (samples // count,) * count
-    wanted = latency_aware_depths([1.0] * len(stages), [1.0] * (len(stages) - 1), [0.0] * (len(stages) - 1))
-    depths = fitting_depths(wanted, stages, scenario, microbatches)
+    # All in flight, if there is memory: the latencies that the probe meets then delay a step once, not each microbatch.
+    depths = fitting_depths([count] * len(stages), stages, scenario, microbatches)
     if depths is None:
         return None
     pipeline = Pipeline(stages, microbatches).with_depths(depths)
