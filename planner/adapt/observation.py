@@ -16,8 +16,15 @@ from planner.plan.plan import Plan
 # Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages.
 PROBE_BYTES = 16
 
-# Number of steps over which the least delay of a path is its propagation delay.
+# Number of steps over which the least delay of a path is its propagation delay, if no probe found an empty queue.
 WINDOW_STEPS = 12
+
+# Number of the last probes with an empty queue of which the least delay counts: shared links delay some of them.
+_UNQUEUED = 3
+
+# A probe has found an empty queue if it arrives later than the message before it, by this time and this share of its
+# delay: behind a message it arrives together with it.
+_APART_S, _APART = 0.002, 0.05
 
 # Ratio of neighbouring rates, and of latencies, at which policies search for plans.
 GRID = 1.25
@@ -51,8 +58,8 @@ class PathObservation:
         size_bytes: Bytes of all messages in the step, backups and migrations included, without probes.
         busy: Intervals (begin, end) in which at least one message was being sent, in order, seconds of the run.
         latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
-            least delay of any message, probes included, in the last `WINDOW_STEPS` steps that used the path. None
-            if there was no probe; ``busy`` then includes the delay.
+            least delay of probes since the third last one that found an empty queue, or in the last `WINDOW_STEPS`
+            steps that used the path. None if there was no probe; ``busy`` then includes the delay.
         queue_s: Mean time that a message waited for earlier messages of the path, seconds.
     """
 
@@ -147,9 +154,11 @@ class Observer:
     """Computes the observations of a run, one step after the other."""
 
     def __init__(self) -> None:
-        # By path: the least delay of each of the last steps, and when the last message had left the sender, in seconds.
-        self._delays_s: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_STEPS))
+        # By path: the delays of the probes of the last steps, each with whether it found an empty queue; when the last
+        # message had left the sender, and when it arrived, in seconds.
+        self._delays_s = defaultdict[tuple[str, str], "deque[tuple[float, bool]]"](lambda: deque(maxlen=WINDOW_STEPS))
         self._left_s: dict[tuple[str, str], float] = {}
+        self._arrived_s: dict[tuple[str, str], float] = {}
 
     def observe(self, events: Iterable[Event], step: int, plan: Plan) -> Observation:
         """Return the observation of ``step``, which ran ``plan``.
@@ -177,9 +186,15 @@ class Observer:
     def _path(self, source: str, target: str, sends: Sequence[Event]) -> PathObservation:
         """Return what the sends of a step, sorted by start, show of their path."""
         path, delays_s = (source, target), self._delays_s[source, target]
-        if any(send.action == PROBE_ACTION for send in sends):
-            delays_s.append(min(send.arrived_s - send.start_s for send in sends))
-        delay_s = min(delays_s, default=0.0)
+        least_s = min(send.arrived_s - send.start_s for send in sends)
+        for send in sends:
+            if send.action == PROBE_ACTION:
+                own_s = send.arrived_s - send.start_s
+                apart_s = send.arrived_s - self._arrived_s.get(path, -math.inf)
+                is_unqueued = apart_s > max(_APART_S, _APART * own_s)
+                delays_s.append((least_s, is_unqueued))
+            self._arrived_s[path] = max(send.arrived_s, self._arrived_s.get(path, send.arrived_s))
+        delay_s = _propagation_s(delays_s)
         size_bytes, queue_s, busy = 0, 0.0, []
         messages = [send for send in sends if send.action != PROBE_ACTION]
         for send in messages:
@@ -190,3 +205,10 @@ class Observer:
             self._left_s[path] = max(begun_s, left_s, self._left_s.get(path, left_s))
         latency_s = delay_s if delays_s else None
         return PathObservation(source, target, size_bytes, _merged(busy), latency_s, queue_s / max(1, len(messages)))
+
+
+def _propagation_s(delays_s: Sequence[tuple[float, bool]]) -> float:
+    """Return the propagation delay by those of probes, the oldest first, with whether each found an empty queue."""
+    unqueued = [place for place, (_, is_unqueued) in enumerate(delays_s) if is_unqueued]
+    first = unqueued[-_UNQUEUED:][0] if unqueued else 0
+    return min((delay_s for place, (delay_s, _) in enumerate(delays_s) if place >= first), default=0.0)

@@ -54,6 +54,26 @@ def test_the_least_delay_of_the_last_steps_is_the_propagation_delay() -> None:
     assert path == PathObservation("a", "b", 10, ((90.0, 90.5),), 1.0)
 
 
+@pytest.mark.parametrize("later_s", [0.3, 1.5])
+def test_a_latency_that_rises_is_seen_by_the_third_probe_that_finds_an_empty_queue(later_s: float) -> None:
+    """Messages of ten bytes a second are under way together, so that only their arrivals tell probes from queues."""
+    observer = Observer()
+
+    def step(number: int, latency_s: float) -> PathObservation:
+        at_s = 100.0 * number
+        message = send(at_s, at_s + 1 + latency_s, step=number)
+        behind = [probe(at_s + 0.5, at_s + 1 + latency_s, number), send(at_s + 0.5, at_s + 2 + latency_s, step=number)]
+        apart = [probe(at_s + 1.5, at_s + 1.5 + latency_s, number)]
+        (path,) = observer.observe([message, *(apart if number % 2 else behind)], number, PLAN).paths
+        return path
+
+    assert [step(number, 0.1).latency_s for number in range(1, 7)] == pytest.approx([0.1] * 6)
+    seen = [step(number, later_s) for number in range(7, 13)]
+    assert [path.latency_s for path in seen[:4]] == pytest.approx([0.1] * 4)
+    assert [path.latency_s for path in seen[4:]] == pytest.approx([later_s] * 2)
+    assert seen[4].rate_bps == pytest.approx(80.0)
+
+
 @given(
     st.floats(1e6, 1e9),
     st.floats(0.0, 0.2),
