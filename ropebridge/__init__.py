@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,7 @@ _CLASSES = {
 }
 
 AnyPath = str | PathLike[str]
+Kind = TypeVar("Kind")
 
 
 def __getattr__(name: str) -> Any:
@@ -266,8 +267,8 @@ def read_run(folder: AnyPath) -> "RunRecord":
     return read_record(Path(folder))
 
 
-def compare(*records: "RunRecord") -> "pd.DataFrame":
-    """Return a table with a row per run; ratios are relative to the first run.
+def compare(*records: "RunRecord | AnyPath") -> "pd.DataFrame":
+    """Return a table with a row per run, an object or a folder; ratios are relative to the first run.
 
     >>> plain, adapted = (rb.simulate("two-regions", "megatron", policy, steps=6) for policy in (None, "depth"))
     >>> rb.compare(plain, adapted)[["step_s", "step_ratio"]].round(2)
@@ -280,14 +281,17 @@ def compare(*records: "RunRecord") -> "pd.DataFrame":
 
     from experiments.verbs.report import compare_records
 
-    return pd.DataFrame(compare_records(records, _names(records))).set_index("run")
+    shown = _records(records)
+    return pd.DataFrame(compare_records(shown, _names(shown))).set_index("run")
 
 
-def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
+def report(
+    records: "RunRecord | AnyPath | list[RunRecord | AnyPath] | tuple[RunRecord | AnyPath, ...]", path: AnyPath
+) -> None:
     """Write a file that shows runs one below the other.
 
     Args:
-        records: The runs, from top to bottom.
+        records: The runs, objects or folders, from top to bottom.
         path: The file, whose suffix is ``.html`` (a page), ``.png`` or ``.svg`` (a figure), or ``.json`` (a trace for
             ui.perfetto.dev).
 
@@ -295,7 +299,7 @@ def report(records: "RunRecord | Sequence[RunRecord]", path: AnyPath) -> None:
     """
     from experiments.verbs.report import report_records
 
-    shown = records if isinstance(records, Sequence) else [records]
+    shown = _records(records if isinstance(records, list | tuple) else [records])
     report_records(shown, _names(shown), [Path(path)])
 
 
@@ -404,16 +408,40 @@ def _path(path: AnyPath | None) -> Path | None:
 
 
 def _scenario(scenario: "Scenario | AnyPath") -> "Scenario":
-    return read_scenario(scenario) if isinstance(scenario, str | PathLike) else scenario
+    from planner.scenario.scenario import Scenario
+
+    if isinstance(scenario, str | PathLike):
+        return read_scenario(scenario)
+    return _of_type(scenario, Scenario, "scenario", "a scenario's object, file or name")
+
+
+def _records(records: "Sequence[RunRecord | AnyPath]") -> "list[RunRecord]":
+    from planner.runs.record import RunRecord
+    from traces.common.errors import InputError
+
+    if not records:
+        raise InputError("no run is given", valid="give at least one")
+    folders = (read_run(each) if isinstance(each, str | PathLike) else each for each in records)
+    return [_of_type(each, RunRecord, "run", "the record or the folder of a run") for each in folders]
+
+
+def _of_type(value: object, kind: type[Kind], what: str, valid: str) -> Kind:
+    from traces.common.errors import InputError, shown
+
+    if not isinstance(value, kind):
+        raise InputError(f"{shown(value)} is no {what}", valid=f"give {valid}")
+    return value
 
 
 def _plan(plan: "Plan | AnyPath", scenario: "Scenario") -> "Plan":
     from experiments.runs.scenario import choose_plan
     from planner.check import check_plan
+    from planner.plan.plan import Plan
 
     if not isinstance(plan, str | PathLike):
-        check_plan(plan, scenario)
-        return plan
+        made = _of_type(plan, Plan, "plan", "a plan's object or file, or a strategy's name")
+        check_plan(made, scenario)
+        return made
     if (path := Path(plan)).suffix == ".json":
         return choose_plan(scenario, path, None)
     return choose_plan(scenario, None, fspath(plan))

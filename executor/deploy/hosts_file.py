@@ -17,6 +17,8 @@ from traces.common.errors import InputError, find_by_name
 Port = Annotated[int, Field(ge=1, le=65534)]
 # Without characters that are special in shell scripts or file names.
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=40)]
+# A host's name or address of IPv4 or IPv6.
+Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.:_%-]+$", max_length=253)]
 Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/~@%+=:-]+$")]
 # As it is in options of Slurm and in labels of Kubernetes.
 GpuName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63)]
@@ -41,7 +43,7 @@ class HostEntry:
     """
 
     interface: Name
-    address: Name | None = None
+    address: Address | None = None
     ssh: Name | None = None
     folder: Folder = "ropebridge-jobs"
     command: Name = "ropebridge"

@@ -15,8 +15,8 @@ from planner.plan.plan import Plan
 from planner.runs.record import Backend, RunRecord
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.systems.registry import make_policy
-from traces.common.errors import InputError
+from planner.systems.registry import checked_policy, make_policy
+from traces.common.errors import InputError, shown
 from traces.common.units import number_text, parse_duration_s, size_text
 
 if TYPE_CHECKING:
@@ -47,9 +47,12 @@ def carry_out(
     Raises:
         InputError: There is no step to carry out.
     """
-    if steps < 1:
-        raise InputError(f"{steps} is not allowed", where="steps", valid="give 1 or more")
-    chosen_policy = make_policy(policy, scenario) if isinstance(policy, str) else policy
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give a whole number, 1 or more")
+    if isinstance(policy, str):
+        chosen_policy = make_policy(policy, scenario)
+    else:
+        chosen_policy = None if policy is None else checked_policy(policy)
     with new_folder(output) if output is not None else nullcontext() as folder:
         record = complete(make_backend(folder).run(scenario, plan, chosen_policy, steps))
         if folder is not None:

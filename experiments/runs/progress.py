@@ -23,6 +23,8 @@ _SHOWN_DECISIONS = 6
 _SHOWN_STEPS = 60
 _BARS = " ▁▂▃▄▅▆▇█"
 
+_PORTS = 1 << 16
+
 # Seconds between two lines about a sweep if there is no terminal.
 SWEEP_LINE_EVERY_S = 10.0
 
@@ -162,10 +164,10 @@ def _prometheus(address: str) -> Iterator[ProgressCallback]:
     host = host.removeprefix("[").removesuffix("]")
     registry = CollectorRegistry()
     try:
-        if not host:
-            raise ValueError("it has no host name")
+        if not host or not (port.isdecimal() and int(port) < _PORTS):
+            raise ValueError("it is not a host and a port")
         server, thread = start_http_server(int(port), host, registry)
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"'{address}' cannot be bound: {error}",
             where="--prometheus",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig, ComputeMode
@@ -14,7 +14,7 @@ from planner.check import check_plan
 from planner.files.resolved_scenario import read_resolved_scenario
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
-from traces.common.errors import InputError
+from traces.common.errors import InputError, find_by_name
 
 # Default number of steps from one checkpoint to the next.
 CHECKPOINT_EVERY = 10
@@ -33,6 +33,7 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
         InputError: The variable ``ROPEBRIDGE_TIMEOUTS`` is wrong, which the processes of the run would find one by one.
     """
     timeouts()
+    find_by_name(compute, dict.fromkeys(get_args(ComputeMode)), "kind of compute", where="compute")
 
     def make(folder: Path | None) -> TorchBackend:
         parameters = folder / PARAMETERS if folder is not None else None

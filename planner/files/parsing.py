@@ -138,8 +138,8 @@ def keys_at(kind: Any, location: Location) -> list[str]:
 
 def type_at(kind: Any, part: int | str) -> Any:
     """Return the type of the value at a key or index of a container type or dataclass; None if there is none."""
-    if get_origin(kind) in (dict, tuple):
-        return get_args(kind)[-1 if get_origin(kind) is dict else 0]
+    if get_origin(kind) in (dict, Mapping, tuple):
+        return get_args(kind)[0 if get_origin(kind) is tuple else -1]
     if isinstance(kind, type) and is_dataclass(kind):
         return _field_types(kind).get(str(part))
     return next((found for each in get_args(kind) if (found := type_at(each, part)) is not None), None)
@@ -160,7 +160,7 @@ def _dataclasses(kind: Any) -> Iterator[type]:
     """Yield the dataclasses of a type such as ``Entry | None``."""
     if isinstance(kind, type) and is_dataclass(kind):
         yield kind
-    elif get_origin(kind) not in (dict, tuple):
+    elif get_origin(kind) not in (dict, Mapping, tuple):
         for argument in get_args(kind):
             yield from _dataclasses(argument)
 

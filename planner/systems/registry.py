@@ -34,6 +34,9 @@ from traces.common.errors import InputError, find_by_name, shown
 
 Strategy = Callable[[Scenario], Plan]
 
+# What 'decide' returns, and the policy's 'thinking_s'.
+_Answer = tuple[object, object]
+
 STRATEGIES: Mapping[str, Strategy] = {
     "adaptdl": adaptdl,
     "asteroid": asteroid,
@@ -122,37 +125,57 @@ def _policy_from_file(path: Path, scenario: Scenario) -> Policy:
 
     policy, has_decide = call_in_time(made, limit_s, path, "'policy'")
     if not has_decide:
-        raise InputError(
-            f"policy(scenario) returns {shown(policy)} without 'decide'",
-            where=str(path),
-            valid="return an object with decide(observation, plan), as planner.adapt.policy.Policy",
-        )
-    return _UserPolicy(path, policy, limit_s)
+        raise _without_decide(f"policy(scenario) returns {shown(policy)}", str(path))
+    return _CheckedPolicy(policy, str(path), path.name, lambda call, what: call_in_time(call, limit_s, path, what))
 
 
-class _UserPolicy:
-    """A policy from a user's file: what it raises or wrongly returns is an `InputError` that names the file."""
+def checked_policy(policy: Policy) -> Policy:
+    """Return a policy that raises an `InputError` for whatever an object of somebody else's class wrongly returns.
 
-    def __init__(self, path: Path, policy: Policy, limit_s: float) -> None:
-        self._path = path
-        self._policy = policy
-        self._limit_s = limit_s
-        self.name = path.name
+    Raises:
+        InputError: The object has no ``decide``.
+    """
+    kind = type(policy).__name__
+    where = f"policy {kind}"
+    if not callable(getattr(policy, "decide", None)):
+        raise _without_decide(f"{shown(policy)} is given", where)
+    return _CheckedPolicy(policy, where, kind, lambda call, _: call())
+
+
+def _without_decide(problem: str, where: str) -> InputError:
+    valid = "return an object with decide(observation, plan), as planner.adapt.policy.Policy"
+    return InputError(f"{problem} without 'decide'", where=where, valid=valid)
+
+
+class _CheckedPolicy:
+    """A policy of somebody else: what it wrongly returns is an `InputError` that names its file or class.
+
+    Args:
+        policy: An object with ``decide``.
+        where: What errors name.
+        call: Calls a function that calls the policy, with the name of the call for messages; returns its result.
+    """
+
+    def __init__(
+        self, policy: Policy, where: str, name: str, call: Callable[[Callable[[], _Answer], str], _Answer]
+    ) -> None:
+        self._policy, self._where, self._call = policy, where, call
+        self.name = name
         self.thinking_s = 0.0
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the policy's answer, and set ``thinking_s``, the seconds that the policy says the call takes."""
 
-        def answer() -> tuple[object, object]:
+        def answer() -> _Answer:
             returned = self._policy.decide(observation, plan)
             return returned, getattr(self._policy, "thinking_s", 0.0)
 
         what = f"'decide' at step {observation.step}"
-        returned, thinking_s = call_in_time(answer, self._limit_s, self._path, what)
+        returned, thinking_s = self._call(answer, what)
         if not isinstance(thinking_s, int | float) or not 0 <= thinking_s <= float_info.max:
             raise InputError(
                 f"thinking_s = {shown(thinking_s)} is not allowed",
-                where=str(self._path),
+                where=self._where,
                 valid="give a finite number of seconds, 0 or more",
             )
         self.thinking_s = float(thinking_s)
@@ -161,4 +184,4 @@ class _UserPolicy:
         try:
             return check_types(returned)
         except InputError as error:
-            raise error.within(f"{self._path}: {what} returns neither None nor a valid plan") from None
+            raise error.within(f"{self._where}: {what} returns neither None nor a valid plan") from None

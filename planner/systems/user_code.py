@@ -211,7 +211,7 @@ def load_function(path: Path, function: str, what: str, signature: str) -> Calla
     name = _module_name(path, what)
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
-    with user_code(path, f"the {what} file fails on import", f"correct it until 'python {path.name}' runs"):
+    with user_code(path, f"the {what} file fails on import", f"correct it until 'python -P {path.name}' runs"):
         try:
             code = read_regular(path)
         except FileNotFoundError:
