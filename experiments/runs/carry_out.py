@@ -48,7 +48,7 @@ def carry_out(
         InputError: There is no step to carry out.
     """
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give a whole number, 1 or more")
+        raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give 1 or more, a whole number")
     if isinstance(policy, str):
         chosen_policy = make_policy(policy, scenario)
     else:

@@ -5,12 +5,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import ropebridge
+from planner.adapt.observation import Observation
+from planner.plan.plan import Plan
 
 README = Path(__file__).parents[2] / "README.md"
 HEAVY = ("torch", "matplotlib", "bokeh", "numba", "llvmlite", "numpy", "pandas", "pyarrow", "pydantic")
@@ -74,6 +77,54 @@ def test_a_wrong_name_is_refused_with_the_nearest(call: Callable[[], object]) ->
 def test_no_steps_are_refused(verb: Callable[..., object], steps: int) -> None:
     with pytest.raises(ropebridge.RopebridgeError, match=r"steps: .* is not allowed; give 1 or more"):
         verb("two-regions", "megatron", steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: ropebridge.simulate("two-regions", "megatron", steps=1.5), "steps: 1.5 is not allowed; give 1 or more"),
+        (lambda: ropebridge.simulate("two-regions", "megatron", steps=True), "steps: True is not allowed"),
+        (lambda: ropebridge.simulate("two-regions", None), "None is no plan; give a plan's object or file"),
+        (lambda: ropebridge.simulate(None), "None is no scenario"),
+        (lambda: ropebridge.simulate("two-regions", "megatron", object(), 2), "without 'decide'"),
+        (lambda: ropebridge.simulate("two-regions", "megatron", Deciding(7), 2), "'decide' at step 0 returns neither"),
+        (lambda: ropebridge.run("two-regions", "megatron", steps=2, compute="reel"), "did you mean 'real'?"),
+        (ropebridge.compare, "no run is given"),
+        (lambda: ropebridge.compare(3), "3 is no run"),
+        (lambda: ropebridge.report([], "page.html"), "no run is given"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(ropebridge.RopebridgeError) as refused:
+        call()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+class Deciding:
+    """A policy that answers everything with one value."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def decide(self, observation: Observation, plan: Plan) -> object:
+        return self._answer
+
+
+def test_a_plan_of_a_policy_with_lists_is_refused_before_it_is_used() -> None:
+    plan = ropebridge.make_plan("megatron", "two-regions")
+    odd = replace(plan, pipelines=tuple(replace(p, microbatches=list(p.microbatches)) for p in plan.pipelines))
+    with pytest.raises(
+        ropebridge.RopebridgeError, match=r"policy Deciding: 'decide' at step 0 returns .*microbatches"
+    ):
+        ropebridge.simulate("two-regions", plan, Deciding(odd), 2)
+
+
+def test_runs_are_compared_and_reported_by_their_folders(tmp_path: Path) -> None:
+    record = ropebridge.simulate("two-regions", "megatron", steps=2, folder=tmp_path / "one")
+    pd.testing.assert_frame_equal(ropebridge.compare(tmp_path / "one"), ropebridge.compare(record))
+    ropebridge.report([tmp_path / "one", record], tmp_path / "runs.json")
+    assert (tmp_path / "runs.json").stat().st_size > 1000
 
 
 def test_a_run_at_the_end_of_a_cell_is_one_short_line() -> None:
