@@ -97,8 +97,8 @@ def test_a_plan_with_a_strange_value_in_one_place(data: st.DataObject) -> None:
         assert len(str(wrong).splitlines()) == 1
         assert type(strange) is not type(old) or strange != old
         return
-    # Of these, None or a number may be given.
-    assert has_type or path[-1] in ("staleness_bound", "quorum", "noise_scale")
+    # Of these, None may be given, or a value.
+    assert has_type or path[-1] in ("staleness_bound", "quorum", "noise_scale", "exchange", "grace_s")
     try:
         check_plan(checked, SCENARIO)
     except InputError:
