@@ -82,7 +82,10 @@ def test_no_steps_are_refused(verb: Callable[..., object], steps: int) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: ropebridge.simulate("two-regions", "megatron", steps=1.5), "steps: 1.5 is not allowed; give 1 or more"),
+        (
+            lambda: ropebridge.simulate("two-regions", "megatron", steps=1.5),
+            "steps: 1.5 is not allowed; give 1 or more",
+        ),
         (lambda: ropebridge.simulate("two-regions", "megatron", steps=True), "steps: True is not allowed"),
         (lambda: ropebridge.simulate("two-regions", None), "None is no plan; give a plan's object or file"),
         (lambda: ropebridge.simulate(None), "None is no scenario"),
@@ -114,9 +117,7 @@ class Deciding:
 def test_a_plan_of_a_policy_with_lists_is_refused_before_it_is_used() -> None:
     plan = ropebridge.make_plan("megatron", "two-regions")
     odd = replace(plan, pipelines=tuple(replace(p, microbatches=list(p.microbatches)) for p in plan.pipelines))
-    with pytest.raises(
-        ropebridge.RopebridgeError, match=r"policy Deciding: 'decide' at step 0 returns .*microbatches"
-    ):
+    with pytest.raises(ropebridge.RopebridgeError, match=r"policy Deciding: 'decide' at step 0 returns .*microbatches"):
         ropebridge.simulate("two-regions", plan, Deciding(odd), 2)
 
 
