@@ -6,7 +6,7 @@ the plan. Functions raise `RopebridgeError` for wrong arguments and files; the m
 valid. ``import ropebridge`` is quick, since functions load the modules that they need when they are called.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
@@ -54,7 +54,7 @@ _CLASSES = {
 }
 
 AnyPath = str | PathLike[str]
-Kind = TypeVar("Kind")
+_Kind = TypeVar("_Kind")
 
 
 def __getattr__(name: str) -> Any:
@@ -285,9 +285,7 @@ def compare(*records: "RunRecord | AnyPath") -> "pd.DataFrame":
     return pd.DataFrame(compare_records(shown, _names(shown))).set_index("run")
 
 
-def report(
-    records: "RunRecord | AnyPath | list[RunRecord | AnyPath] | tuple[RunRecord | AnyPath, ...]", path: AnyPath
-) -> None:
+def report(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]", path: AnyPath) -> None:
     """Write a file that shows runs one below the other.
 
     Args:
@@ -298,8 +296,9 @@ def report(
     >>> rb.report(rb.simulate("two-regions", "megatron", steps=2), "run.json")
     """
     from experiments.verbs.report import report_records
+    from planner.runs.record import RunRecord
 
-    shown = _records(records if isinstance(records, list | tuple) else [records])
+    shown = _records([records] if isinstance(records, str | PathLike | RunRecord) else list(records))
     report_records(shown, _names(shown), [Path(path)])
 
 
@@ -425,7 +424,7 @@ def _records(records: "Sequence[RunRecord | AnyPath]") -> "list[RunRecord]":
     return [_of_type(each, RunRecord, "run", "the record or the folder of a run") for each in folders]
 
 
-def _of_type(value: object, kind: type[Kind], what: str, valid: str) -> Kind:
+def _of_type(value: object, kind: type[_Kind], what: str, valid: str) -> _Kind:
     from traces.common.errors import InputError, shown
 
     if not isinstance(value, kind):

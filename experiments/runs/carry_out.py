@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def carry_out(
     Raises:
         InputError: There is no step to carry out.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
         raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give 1 or more, a whole number")
     if isinstance(policy, str):
         chosen_policy = make_policy(policy, scenario)

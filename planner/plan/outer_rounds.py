@@ -75,7 +75,8 @@ class Rounds:
     def arrive(self, contribution: Contribution, now_s: float) -> None:
         """Count a pseudo-gradient that has arrived at ``now_s``."""
         self._there[contribution.worker] = contribution
-        way_back_s = self._way_back * (now_s - contribution.sent_s)
+        # The clocks of two hosts differ, so that an arrival may seem to precede the send.
+        way_back_s = self._way_back * max(0.0, now_s - contribution.sent_s)
         self._spare_until_s = min(self._spare_until_s, contribution.wanted_s - way_back_s)
         self._set_due(now_s)
 

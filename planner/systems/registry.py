@@ -6,6 +6,7 @@ of a Python file instead of a name.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from sys import float_info
 from typing import Any
@@ -172,7 +173,7 @@ class _CheckedPolicy:
 
         what = f"'decide' at step {observation.step}"
         returned, thinking_s = self._call(answer, what)
-        if not isinstance(thinking_s, int | float) or not 0 <= thinking_s <= float_info.max:
+        if not isinstance(thinking_s, Real) or not 0 <= float(thinking_s) <= float_info.max:
             raise InputError(
                 f"thinking_s = {shown(thinking_s)} is not allowed",
                 where=self._where,

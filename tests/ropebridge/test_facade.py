@@ -124,7 +124,7 @@ def test_a_plan_of_a_policy_with_lists_is_refused_before_it_is_used() -> None:
 def test_runs_are_compared_and_reported_by_their_folders(tmp_path: Path) -> None:
     record = ropebridge.simulate("two-regions", "megatron", steps=2, folder=tmp_path / "one")
     pd.testing.assert_frame_equal(ropebridge.compare(tmp_path / "one"), ropebridge.compare(record))
-    ropebridge.report([tmp_path / "one", record], tmp_path / "runs.json")
+    ropebridge.report(iter([tmp_path / "one", record]), tmp_path / "runs.json")
     assert (tmp_path / "runs.json").stat().st_size > 1000
 
 

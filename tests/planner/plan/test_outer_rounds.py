@@ -52,6 +52,12 @@ def test_the_way_back_is_longer_by_what_compression_saves() -> None:
     assert rounds.due_s == 13.0
 
 
+def test_a_clock_that_is_behind_lengthens_no_grace() -> None:
+    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None, compression="int4", density=0.02), 100_000)
+    rounds.arrive(Contribution(0, 9, 10, 0, sent_s=10.05, wanted_s=11.0), 10.0)
+    assert rounds.due_s == 11.0
+
+
 def test_without_the_times_of_a_worker_nobody_is_awaited() -> None:
     """So it is after a checkpoint of an earlier version."""
     rounds = Rounds(2, OuterStep(quorum=1, grace_s=None), 0)
