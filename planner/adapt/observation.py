@@ -58,8 +58,9 @@ class PathObservation:
         size_bytes: Bytes of all messages in the step, backups and migrations included, without probes.
         busy: Intervals (begin, end) in which at least one message was being sent, in order, seconds of the run.
         latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
-            least delay of probes since the third last one that found an empty queue, or in the last `WINDOW_STEPS`
-            steps that used the path. None if there was no probe; ``busy`` then includes the delay.
+            least delay of any message in the last `WINDOW_STEPS` steps that probed the path; of these, since the third
+            last one whose probe found an empty queue, if there is one. None if there was no probe; ``busy`` then
+            includes the delay.
         queue_s: Mean time that a message waited for earlier messages of the path, seconds.
     """
 
@@ -154,7 +155,7 @@ class Observer:
     """Computes the observations of a run, one step after the other."""
 
     def __init__(self) -> None:
-        # By path: the delays of the probes of the last steps, each with whether it found an empty queue; when the last
+        # By path: the least delays of the last steps, each with whether the probe found an empty queue; when the last
         # message had left the sender, and when it arrived, in seconds.
         self._delays_s = defaultdict[tuple[str, str], "deque[tuple[float, bool]]"](lambda: deque(maxlen=WINDOW_STEPS))
         self._left_s: dict[tuple[str, str], float] = {}
@@ -208,7 +209,7 @@ class Observer:
 
 
 def _propagation_s(delays_s: Sequence[tuple[float, bool]]) -> float:
-    """Return the propagation delay by those of probes, the oldest first, with whether each found an empty queue."""
+    """Return the propagation delay by the least ones of steps, with whether a probe found an empty queue."""
     unqueued = [place for place, (_, is_unqueued) in enumerate(delays_s) if is_unqueued]
-    first = unqueued[-_UNQUEUED:][0] if unqueued else 0
+    first = unqueued[-_UNQUEUED] if len(unqueued) >= _UNQUEUED else 0
     return min((delay_s for place, (delay_s, _) in enumerate(delays_s) if place >= first), default=0.0)

@@ -10,6 +10,8 @@ from math import inf
 from planner.plan.outer_step import OuterStep
 from planner.scenario.training import FLOAT32_BYTES
 
+_MANY = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
@@ -36,19 +38,19 @@ class Contribution:
 class Rounds:
     """Decides when a syncer takes the next outer step of a layer, and with whose pseudo-gradients.
 
-    An outer step is due when a quorum of workers is there and the grace is over, and at once when nobody else is
-    awaited. Workers that are lost are not awaited, and a quorum of all is one of the others. If a worker sends again
-    before the outer step, which it does if its process was replaced meanwhile, the later pseudo-gradient counts.
+    An outer step is due when a quorum of workers is there and the grace is over, or nobody else is awaited. Workers
+    that are lost are not awaited, so that without a quorum, which means all, the others are enough; a quorum that is
+    given is never lowered. If a worker sends again before the outer step, which it does if its process was replaced
+    meanwhile, the later pseudo-gradient counts.
 
     Without a fixed grace the outer step waits as long as this delays no worker that has sent: until the first of them
-    wants it, less the time of the way back. That is the time of the way there, times the bytes of
-    the common parameters as a multiple of those of the pseudo-gradient. Decoupled DiLoCo has an adaptive window of
-    grace, too; this rule for it is our own.
+    wants it, less the time of the way back. That is the time of the way there, its latency too, times the bytes of a
+    parameter as a multiple of those that compression leaves: the more that saves, the shorter is the grace. Decoupled
+    DiLoCo has an adaptive window of grace, too; this rule for it is our own.
 
     Args:
         workers: Number of workers.
         outer: Quorum, grace and format of pseudo-gradients.
-        elements: Number of the layer's parameters.
         version: Number of the outer steps that have been taken before.
 
     Attributes:
@@ -56,9 +58,10 @@ class Rounds:
         due_s: When the next outer step is due; infinity if this is not known.
     """
 
-    def __init__(self, workers: int, outer: OuterStep, elements: int, version: int = 0) -> None:
+    def __init__(self, workers: int, outer: OuterStep, version: int = 0) -> None:
         self._quorum, self._grace_s = outer.quorum, outer.grace_s
-        self._way_back = FLOAT32_BYTES * elements / outer.packed_bytes(elements) if elements else 1.0
+        # Of a large layer, so that all layers of a message have one grace.
+        self._way_back = FLOAT32_BYTES * _MANY / outer.packed_bytes(_MANY)
         self._workers = workers
         self._lost: set[int] = set()
         self._there: dict[int, Contribution] = {}

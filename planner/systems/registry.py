@@ -9,7 +9,7 @@ from functools import partial
 from numbers import Real
 from pathlib import Path
 from sys import float_info
-from typing import Any
+from typing import Any, cast
 
 from planner.adapt.observation import Observation
 from planner.adapt.policy import Policy
@@ -136,11 +136,13 @@ def checked_policy(policy: Policy) -> Policy:
     Raises:
         InputError: The object has no ``decide``.
     """
-    kind = type(policy).__name__
-    where = f"policy {kind}"
-    if not callable(getattr(policy, "decide", None)):
-        raise _without_decide(f"{shown(policy)} is given", where)
-    return _CheckedPolicy(policy, where, kind, lambda call, _: call())
+    if isinstance(policy, _CheckedPolicy):
+        return policy
+    name = getattr(policy, "name", type(policy).__name__)
+    where = f"policy {name}"
+    if isinstance(policy, type) or not callable(getattr(policy, "decide", None)):
+        raise _without_decide(f"{shown(policy)} is given, a class or an object", where)
+    return _CheckedPolicy(policy, where, name, lambda call, _: call())
 
 
 def _without_decide(problem: str, where: str) -> InputError:
@@ -173,7 +175,7 @@ class _CheckedPolicy:
 
         what = f"'decide' at step {observation.step}"
         returned, thinking_s = self._call(answer, what)
-        if not isinstance(thinking_s, Real) or not 0 <= float(thinking_s) <= float_info.max:
+        if not isinstance(thinking_s, Real) or not 0 <= cast(float, thinking_s) <= float_info.max:
             raise InputError(
                 f"thinking_s = {shown(thinking_s)} is not allowed",
                 where=self._where,

@@ -31,14 +31,19 @@ class _Presence:
     """Whether the devices of a worker are there, and what they lack after an absence.
 
     Attributes:
-        is_away: Whether one of its devices is absent.
+        absent: Number of its devices that are absent.
         missing: How many layers its devices lack of those that they need before they go on after an absence.
         held: Steps, each with an actor, that have ended meanwhile.
     """
 
-    is_away: bool = False
+    absent: int = 0
     missing: int = 0
     held: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether one of its devices is absent."""
+        return self.absent > 0
 
 
 class DecoupledUpdates:
@@ -75,8 +80,7 @@ class DecoupledUpdates:
         fragments = outer.fragment_layers(len(scenario.model.layers))
         self._syncer = {layer: outer.syncer(index) for index, own in enumerate(fragments) for layer in own}
         self._holders = holders_of(plan, scenario, fragments)
-        elements = {layer: count for each in self._holders.values() for layer, count in each.elements.items()}
-        self._rounds = {layer: Rounds(len(plan.pipelines), outer, count) for layer, count in elements.items()}
+        self._rounds = {layer: Rounds(len(plan.pipelines), outer) for layer in self._syncer}
         # By layer and worker: the message with the pseudo-gradient that waits at the syncer, and the last step in the
         # common parameters.
         self._there: dict[tuple[int, int], LayersMessage] = {}
@@ -127,7 +131,7 @@ class DecoupledUpdates:
     # --- absences ---
 
     def _depart(self, worker: int, for_ever: bool, timer: Timer) -> None:
-        self._present[worker].is_away = True
+        self._present[worker].absent += 1
         for holder in self._of(worker):
             holder.pending.clear()
         self.transfers.lose(worker, timer.time_s)
@@ -140,7 +144,9 @@ class DecoupledUpdates:
     def _return(self, worker: int, timer: Timer) -> None:
         """Let a worker that returns take over the parameters, and the state of another one, before it goes on."""
         present = self._present[worker]
-        present.is_away = False
+        present.absent -= 1
+        if present.is_away:
+            return
         for rounds in self._rounds.values():
             rounds.rejoin(worker)
         present.missing = sum(len(holder.elements) for holder in self._of(worker))

@@ -200,6 +200,17 @@ def test_a_quorum_of_all_is_one_of_those_that_are_there() -> None:
     assert later[0][0] == later[1][0]
 
 
+def test_a_worker_of_two_devices_is_back_with_the_last_of_them() -> None:
+    faults = (Absence("device-1", 5.0, 10.0), Absence("device-2", 7.0, 20.0))
+    scenario, plan = apart([1.0, 1.0, 1.0], [0.25, 0.25], 2, OuterStep(), 0.125, faults)
+    whole, first, second = plan.pipelines
+    halves = (replace(first.stages[0], end_layer=1, in_flight=2), replace(second.stages[0], first_layer=1))
+    plan = replace(plan, pipelines=(replace(whole, microbatches=(2,)), replace(first, stages=halves)))
+    record = simulated((scenario, plan), steps=40)
+    alone = [event.end_s for event in outer_steps(record, HUB) if event.peer == "device-0" and 10 < event.end_s < 20]
+    assert alone == [12.625, 16.625]
+
+
 def with_adamw(case: tuple[Scenario, Plan]) -> tuple[Scenario, Plan]:
     """The optimizer's state of a layer is twice as large as its parameters, and moves together with them."""
     scenario, plan = case

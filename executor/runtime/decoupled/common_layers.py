@@ -140,10 +140,10 @@ class CommonLayers:
         # By layer and worker: the version that the last pseudo-gradient merged led to, and the samples in it.
         self._latest: dict[int, dict[int, tuple[int, int]]] = {layer: {} for layer in elements}
         self._rounds: dict[int, Rounds] = {}
-        for layer, count in elements.items():
+        for layer in elements:
             found = restored.get(layer, {})
             version = int(found[_VERSION]) if _VERSION in found else 0
-            rounds = self._rounds[layer] = Rounds(len(samples), settings, count, version)
+            rounds = self._rounds[layer] = Rounds(len(samples), settings, version)
             for worker, step in enumerate(found[_MERGED].tolist() if _MERGED in found else ()):
                 if step >= 0:
                     self._merged_step[layer, worker] = step

@@ -114,12 +114,11 @@ class AutoPolicy:
             return answer
         if observation.gone:
             return None
-        before_s = self._elapsed_s
         changed = self._learn(observation)
         if observation.plan != plan:
             # The observed step ran with an earlier plan.
             return None
-        back = self._when_back(plan, away, self._elapsed_s - before_s) or self._when_spent(plan, away)
+        back = self._when_back(plan, away) or self._when_spent(plan, away)
         if back is not None:
             return back
         if self._incumbent is not None:
@@ -154,7 +153,7 @@ class AutoPolicy:
         count = self._regret.see if self._predictions.used(first) <= samples.keys() else self._regret.guess
         count(duration_s, first_s)
 
-    def _when_back(self, plan: Plan, away: frozenset[str], duration_s: float) -> Plan | None:
+    def _when_back(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return the first plan if its devices are back, and it would have saved the time of the move since; else None.
 
         A run that never changes its plan goes on with it then, whatever is known of its links.
@@ -167,9 +166,9 @@ class AutoPolicy:
         if plan == first:
             self._interrupted = None
             return None
-        first_s = self._predictions.expected_s(first, {})
-        self._missed_s += duration_s - first_s
-        if first_s > (1 - LEAST_GAIN_OF_MOVE) * self._predictions.step_s(plan):
+        first_s, own_s = self._predictions.expected_s(first, {}), self._predictions.step_s(plan)
+        self._missed_s = max(0.0, self._missed_s + own_s - first_s)
+        if first_s > (1 - LEAST_GAIN_OF_MOVE) * own_s:
             return None
         if self._missed_s < _moving_s(plan, first, self._predictions.observed()):
             return None

@@ -10,7 +10,7 @@ from planner.plan.outer_step import OuterStep
 
 
 def test_a_replaced_worker_counts_once() -> None:
-    rounds = Rounds(2, OuterStep(), 1)
+    rounds = Rounds(2, OuterStep())
     rounds.arrive(Contribution(0, 3, 4, 0), 1.0)
     rounds.arrive(Contribution(0, 5, 2, 0), 2.0)
     assert rounds.due_s == inf
@@ -20,7 +20,7 @@ def test_a_replaced_worker_counts_once() -> None:
 
 
 def test_a_lost_worker_is_not_awaited_until_it_is_back() -> None:
-    rounds = Rounds(3, OuterStep(), 1)
+    rounds = Rounds(3, OuterStep())
     rounds.arrive(Contribution(0, 3, 4, 0), 1.0)
     rounds.lose(1, 2.0)
     assert rounds.due_s == inf
@@ -35,7 +35,7 @@ def test_a_lost_worker_is_not_awaited_until_it_is_back() -> None:
 
 
 def test_a_fixed_quorum_stays_when_workers_are_lost() -> None:
-    rounds = Rounds(3, OuterStep(quorum=2, grace_s=5.0), 1)
+    rounds = Rounds(3, OuterStep(quorum=2, grace_s=5.0))
     rounds.lose(1, 0.0)
     rounds.lose(2, 0.0)
     rounds.arrive(Contribution(0, 3, 4, 0), 1.0)
@@ -47,20 +47,20 @@ def test_a_fixed_quorum_stays_when_workers_are_lost() -> None:
 
 
 def test_the_way_back_is_longer_by_what_compression_saves() -> None:
-    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None, compression="bf16"), 1000)
+    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None, compression="bf16"))
     rounds.arrive(Contribution(0, 9, 10, 0, sent_s=10.0, wanted_s=15.0), 11.0)
     assert rounds.due_s == 13.0
 
 
 def test_a_clock_that_is_behind_lengthens_no_grace() -> None:
-    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None, compression="int4", density=0.02), 100_000)
+    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None, compression="int4", density=0.02))
     rounds.arrive(Contribution(0, 9, 10, 0, sent_s=10.05, wanted_s=11.0), 10.0)
     assert rounds.due_s == 11.0
 
 
 def test_without_the_times_of_a_worker_nobody_is_awaited() -> None:
     """So it is after a checkpoint of an earlier version."""
-    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None), 0)
+    rounds = Rounds(2, OuterStep(quorum=1, grace_s=None))
     rounds.arrive(Contribution(0, 9, 10, 0), 11.0)
     assert rounds.due_s == 11.0
 
@@ -73,7 +73,7 @@ def test_without_the_times_of_a_worker_nobody_is_awaited() -> None:
 def test_an_adaptive_grace_delays_no_worker_beyond_the_quorum(
     order: list[int], quorum: int, times_s: list[tuple[float, float, float]]
 ) -> None:
-    rounds = Rounds(4, OuterStep(quorum=quorum, grace_s=None), 1)
+    rounds = Rounds(4, OuterStep(quorum=quorum, grace_s=None))
     spare_s, there_s = inf, 0.0
     for count, worker in enumerate(order, 1):
         sent_s, way_s, overlap_s = times_s[worker]
