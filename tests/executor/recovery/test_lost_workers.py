@@ -247,6 +247,7 @@ def test_a_paced_run_and_the_simulator_go_on_without_a_worker_alike(
     assert ends_s[1] == pytest.approx(ends_s[0], rel=0.05)
 
 
+@pytest.mark.timed
 def test_all_wait_for_what_is_under_way_when_a_worker_leaves() -> None:
     """It takes 0.8 s on the links, and four steps as long."""
     scenario, plan = timed_regions([0.2, 0.2, 0.2], [0.4, 0.4], 4, OuterStep(exchange="allgather"), 0.02)
