@@ -153,7 +153,9 @@ def test_a_quorum_of_all_goes_on_without_a_struck_worker(
     alone = [end_s for end_s, names in merged.items() if names == {"device-0"}]
     last_s = max(end_s for end_s, worker, _ in worker_steps(record.events) if worker == 1)
     # The syncer may notice the loss before the head does.
-    assert [end_s for end_s in alone if absence.start_s - 1 < end_s < absence.end_s]
+    there = [end_s for end_s in alone if absence.start_s - 1 < end_s < absence.end_s]
+    # An exchange takes 0.15 s; a process that is killed may be replaced between two of them.
+    assert there or absence.end_s - absence.start_s < 0.3
     assert all(absence.start_s - 1 < end_s < absence.end_s + 1 or end_s > last_s - 1 for end_s in alone)
     assert len(merged) > 2 * len(alone)
 
