@@ -108,15 +108,15 @@ def check_supported(
     if emulator == "shaper":
         _check_packets(plan, scenario)
     for number, fault in enumerate(scenario.faults):
-        on_link = isinstance(fault, LinkOutage)
-        if on_link and emulator != "relay":
-            problem, valid = "a link that is out can only be emulated by the relay", "add '--emulator relay'"
-        elif on_link or recovers or plan.synchronisation.is_decoupled:
-            continue
-        else:
+        where = f"faults[{number}]"
+        if isinstance(fault, LinkOutage):
+            if emulator != "relay":
+                problem = "a link that is out can only be emulated by the relay"
+                raise InputError(problem, where=where, valid=f"add '--emulator relay', {_SIMULATE}")
+        elif not (recovers or plan.synchronisation.is_decoupled):
             problem = "a device that leaves or hangs would end this run"
-            valid = f"add '--backup-every', choose the method {DECOUPLED}"
-        raise InputError(problem, where=f"faults[{number}]", valid=f"{valid}, {_SIMULATE}")
+            valid = f"add '--backup-every', choose the method {DECOUPLED}, {_SIMULATE}"
+            raise InputError(problem, where=where, valid=valid)
     if scenario.training.noise_scale and compute == "real":
         _check_noise_scale(plan)
     if plan.synchronisation.is_decoupled:

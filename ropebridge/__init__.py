@@ -296,9 +296,8 @@ def report(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]", path:
     >>> rb.report(rb.simulate("two-regions", "megatron", steps=2), "run.json")
     """
     from experiments.verbs.report import report_records
-    from planner.runs.record import RunRecord
 
-    shown = _records([records] if isinstance(records, str | PathLike | RunRecord) else list(records))
+    shown = _records(records)
     report_records(shown, _names(shown), [Path(path)])
 
 
@@ -414,14 +413,15 @@ def _scenario(scenario: "Scenario | AnyPath") -> "Scenario":
     return _of_type(scenario, Scenario, "scenario", "a scenario's object, file or name")
 
 
-def _records(records: "Sequence[RunRecord | AnyPath]") -> "list[RunRecord]":
+def _records(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]") -> "list[RunRecord]":
     from planner.runs.record import RunRecord
     from traces.common.errors import InputError
 
-    if not records:
+    several = [records] if isinstance(records, str | PathLike | RunRecord) else list(records)
+    if not several:
         raise InputError("no run is given", valid="give at least one")
-    folders = (read_run(each) if isinstance(each, str | PathLike) else each for each in records)
-    return [_of_type(each, RunRecord, "run", "the record or the folder of a run") for each in folders]
+    read = (read_run(each) if isinstance(each, str | PathLike) else each for each in several)
+    return [_of_type(each, RunRecord, "run", "the record or the folder of a run") for each in read]
 
 
 def _of_type(value: object, kind: type[_Kind], what: str, valid: str) -> _Kind:

@@ -19,6 +19,7 @@ from experiments.verbs.report import compare
 from planner.files.plan import write_plan
 from planner.runs.record import Backend
 from planner.scenario.effects import Effects
+from planner.systems.auto.objective import contended_step_time_s
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
 from traces.common.units import number_text
@@ -42,7 +43,7 @@ def demo(output: Path | None, as_json: bool, tell: Callable[[str], None]) -> str
     with new_folder(target) as folder:
         plan = make_plan(DEMO_STRATEGY, scenario)
         write_plan(plan, folder / "plan.json")
-        tell(describe_plan(plan, scenario))
+        tell(describe_plan(plan, scenario, contended_step_time_s(plan, scenario)))
         backends: dict[str, Backend] = {
             "simulated": Simulator(),
             "real": TorchBackend("paced", emulator=emulator, tell=tell),

@@ -186,18 +186,19 @@ def plan(
         found = {} if to_loss is None else {"to_loss": to_loss.document()}
         document = {"plan": json.loads(plan_json(made)), "explanation": explanation.document(), **found}
         return json.dumps(document, indent=2)
-    description = describe_plan(made, scenario)
+    step_s = contended_step_time_s(made, scenario)
+    description = describe_plan(made, scenario, step_s)
     if to_loss is not None:
         description += "\n" + "\n".join(to_loss.lines(explains))
     if explanation is None:
         return description
-    if abs(explanation.step_s - contended_step_time_s(made, scenario)) > _NOTED * explanation.step_s:
+    if abs(explanation.step_s - step_s) > _NOTED * explanation.step_s:
         description += f"\nexplained: a step of {number_text(explanation.step_s)} s, with a path for each two devices"
     return f"{description}\n{explanation}"
 
 
-def describe_plan(plan: Plan, scenario: Scenario) -> str:
-    """Return a plan's pipelines, stages and step time as a few lines of text."""
+def describe_plan(plan: Plan, scenario: Scenario, step_s: float) -> str:
+    """Return a plan's pipelines, stages and step time, which is ``step_s`` seconds, as a few lines of text."""
     lines = [f"{plan.strategy} plan for {plan.scenario}: {plan.schedule}, {plan.global_batch} samples a step"]
     for number, pipeline in enumerate(plan.pipelines):
         sizes = sorted(set(pipeline.microbatches), reverse=True)
@@ -216,5 +217,5 @@ def describe_plan(plan: Plan, scenario: Scenario) -> str:
     # What the evaluator leaves out, where it may take as long again (docs/systems/auto.md).
     shrinks = network.cold_start and network.idle_s < inf and len(plan.devices) > 1
     without = ", not counting TCP's windows, which shrink in pauses: simulate shows them" if shrinks else ""
-    lines.append(f"one step on steady links: {number_text(contended_step_time_s(plan, scenario))} s{without}")
+    lines.append(f"one step on steady links: {number_text(step_s)} s{without}")
     return "\n".join(lines)

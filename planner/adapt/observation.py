@@ -8,6 +8,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from planner.adapt.gradient_noise import NoiseEstimate
 from planner.events.event import PROBE_ACTION, Event, EventKind
@@ -212,4 +213,4 @@ def _propagation_s(delays_s: Sequence[tuple[float, bool]]) -> float:
     """Return the propagation delay by the least ones of steps, with whether a probe found an empty queue."""
     unqueued = [place for place, (_, is_unqueued) in enumerate(delays_s) if is_unqueued]
     first = unqueued[-_UNQUEUED] if len(unqueued) >= _UNQUEUED else 0
-    return min((delay_s for place, (delay_s, _) in enumerate(delays_s) if place >= first), default=0.0)
+    return min((delay_s for delay_s, _ in islice(delays_s, first, None)), default=0.0)

@@ -8,6 +8,8 @@ pseudo-gradients, with the same result, and goes on from there. The state of the
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.scenario.training import FLOAT32_BYTES
+
 # Which layers form a fragment: neighbours, or every n-th layer.
 PATTERNS = ("sequential", "strided")
 
@@ -23,7 +25,6 @@ _DENSE_CHUNK = 256
 _SPARSE_CHUNK = 4096
 INDEX_BYTES = 2
 _SCALE_BYTES = 4
-_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class OuterStep:
             return 0
         count, width, kept = self.chunks(elements)
         row_bytes = {
-            "none": _FLOAT32_BYTES * kept,
+            "none": FLOAT32_BYTES * kept,
             "bf16": 2 * kept,
             "int8": _SCALE_BYTES + kept,
             "int4": _SCALE_BYTES + -(-kept // 2),
