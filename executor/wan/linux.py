@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from executor.core.subprocesses import die_with_parent
 
@@ -218,6 +219,19 @@ def open_tun(name: str, address: str, netmask: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_traffic_counts() -> TextIO:
+    """Open the kernel's counts of the interfaces in this thread's network namespace, for `dropped_packets`."""
+    return Path("/proc/thread-self/net/dev").open()
+
+
+def dropped_packets(counts: TextIO, name: str) -> int:
+    """Return how many packets the interface ``name`` has dropped since they were not read in time."""
+    counts.seek(0)
+    (line,) = (line for line in counts if line.strip().startswith(f"{name}:"))
+    # Eight fields on received packets, and then of sent ones: bytes, packets, errors, drops.
+    return int(line.split(":")[1].split()[11])
 
 
 def switch_on_loopback() -> None:

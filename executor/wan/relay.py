@@ -30,7 +30,9 @@ from executor.wan.linux import (
     HOST_TCP,
     WIDE_AREA,
     as_on,
+    dropped_packets,
     enter_new_network,
+    open_traffic_counts,
     open_tun,
     read_tcp,
     set_tcp,
@@ -84,6 +86,7 @@ class RelayReport:
         tcp_misses: A phrase for each setting that differs from the requested one.
         links: Counts of the frames of each link.
         refused_packets: Number of packets that the receiving host did not accept.
+        unread_packets: Number of packets that hosts dropped before they came to a link, since the relay was too slow.
         late_s: The lateness in seconds that one wake-up of the relay in a hundred reached or exceeded.
         latest_s: The largest lateness in seconds.
     """
@@ -92,6 +95,7 @@ class RelayReport:
     tcp_misses: tuple[str, ...]
     links: tuple[LinkCount, ...]
     refused_packets: int
+    unread_packets: int
     late_s: float
     latest_s: float
 
@@ -119,6 +123,11 @@ class RelayReport:
             remarks.append(f"besides the scenario's loss, packets were dropped since the queue was full: {dropped}")
         if self.refused_packets:
             remarks.append(f"{self.refused_packets} packets were refused by the hosts where they arrived")
+        if self.unread_packets:
+            remarks.append(
+                f"besides the scenario's loss, hosts dropped {self.unread_packets} packets before they came to a link, "
+                "since this machine is too busy"
+            )
         return remarks
 
 
@@ -212,11 +221,17 @@ class Relay:
             for source in readable:
                 self._read(source)
 
-    def report(self, tcp: dict[str, str], tcp_misses: Sequence[str]) -> RelayReport:
+    def report(self, tcp: dict[str, str], tcp_misses: Sequence[str], unread_packets: int) -> RelayReport:
         """Return the report of the time until now; the arguments are fields of the report."""
-        late, counts = self._lateness, tuple(link.count for link in self._links)
+        late = self._lateness
         return RelayReport(
-            tcp, tuple(tcp_misses), counts, self._refused_packets, late.exceeded_s(_LATE_SHARE), late.largest_s
+            tcp,
+            tuple(tcp_misses),
+            tuple(link.count for link in self._links),
+            self._refused_packets,
+            unread_packets,
+            late.exceeded_s(_LATE_SHARE),
+            late.largest_s,
         )
 
     def _start_run(self) -> None:
@@ -263,13 +278,14 @@ def main(parent: str, folder: str, tcp: str) -> None:
     control = open_tun(INTERFACE, control_address(), NETMASK)
     wanted = WIDE_AREA if tcp == "wide-area" else as_on(json.loads(os.environ[HOST_TCP]))
     tcp_misses: list[str] = []
-    devices, namespaces = [], []
+    devices, namespaces, traffic = [], [], []
     for rank in range(len(names)):
         namespaces.append(enter_new_network())
         switch_on_loopback()
         # The result is the same on all hosts.
         tcp_misses = set_tcp(wanted)
         devices.append(open_tun(INTERFACE, device_address(rank), NETMASK))
+        traffic.append(open_traffic_counts())
     relay = Relay(paths, control, devices, job.origin)
     end_sleeps_in_time()
     # Avoid pauses for garbage collection.
@@ -282,7 +298,8 @@ def main(parent: str, folder: str, tcp: str) -> None:
         sys.exit(1)
     finally:
         # `read_tcp` reads the settings of the last device's network, in which this process still is.
-        relay.report(read_tcp(), tcp_misses).write(job.relay_report)
+        unread_packets = sum(dropped_packets(counts, INTERFACE) for counts in traffic)
+        relay.report(read_tcp(), tcp_misses, unread_packets).write(job.relay_report)
 
 
 if __name__ == "__main__":

@@ -45,16 +45,23 @@ class Network:
         self.delivered: deque[Message] = deque()
         shared = [line for line, mode in enumerate(self.lines.mode.tolist()) if mode == SHARED]
         links = _shared_links(environment, [self.routes[line] for line in shared], scenario)
+        is_shared = frozenset(shared)
         self.connections: dict[int, Connection] = {}
         for line in shared:
             route = self.routes[line]
             back_s = sum(link.latency_s for link in scenario.cluster.path(route.target, route.source))
+            # Acknowledgements wait where another connection sends the other way, over a link that is its whole path.
+            other = self.number.get((route.target, route.source), -1)
+            way_back = links[self.routes[other].link_names[0]] if other in is_shared else None
             self.connections[line] = Connection(
-                environment, route, links[route.link_names[0]], scenario.effects.network, back_s, self.delivered
+                environment,
+                route,
+                links[route.link_names[0]],
+                scenario.effects.network,
+                back_s,
+                way_back if isinstance(way_back, FifoLink) else None,
+                self.delivered,
             )
-        for line, connection in self.connections.items():
-            route = self.routes[line]
-            connection.other_way = self.connections.get(self.number.get((route.target, route.source), -1))
 
     def connection(self, source: str, target: str) -> Connection:
         """Return the connection between two devices whose line is shared."""

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from bisect import bisect_right
 from collections import deque
 from itertools import count
 
@@ -9,6 +10,9 @@ import simpy
 
 from sim.kernel.events import Flow, Timer
 from sim.kernel.piecewise import RateTables, moved, time_of
+
+# Number of latest flows of which a queue knows when they were there. Acknowledgements are looked up soon after.
+_REMEMBERED_FLOWS = 4096
 
 
 class FairLink:
@@ -110,35 +114,49 @@ class FifoLink:
         self._environment = environment
         self._tables = tables
         self._table = table
-        self._queue: deque[Flow] = deque()
-        self._bits = 0.0
-        self._departure_s = 0.0
+        self._queue: deque[tuple[Flow, float]] = deque()
+        # Of the latest flows: when each joined the queue, and when its last bit leaves it, seconds.
+        self._joined_s: list[float] = []
+        self._leaves_s: list[float] = []
 
-    def backlog_s(self, now_s: float) -> float:
-        """Return how long a packet that joins the queue at ``now_s`` waits for the flows before it, seconds."""
-        if not self._queue or not now_s < self._departure_s < math.inf:
-            return 0.0
-        later_bits = self._bits - self._queue[0].bits
-        return time_of(self._tables, self._table, later_bits, self._departure_s, math.inf) - now_s
+    def leaves_s(self, joined_s: float) -> float:
+        """Return when a packet leaves the queue that joined it at ``joined_s``, seconds.
 
-    def start(self, flow: Flow) -> None:
-        """Put a flow into the queue."""
-        self._queue.append(flow)
-        self._bits += flow.bits
-        if len(self._queue) == 1:
-            self._serve(self._environment.now)
+        Flows that join later than now are unknown. A packet does not wait for flows that never leave.
+        """
+        before = bisect_right(self._joined_s, joined_s)
+        leaves_s = self._leaves_s[before - 1] if before else 0.0
+        return max(joined_s, leaves_s) if leaves_s < math.inf else joined_s
 
-    def _serve(self, now_s: float) -> None:
-        flow = self._queue[0]
-        departure_s = time_of(self._tables, self._table, flow.bits, now_s, flow.ceiling_bps * flow.weight)
-        self._departure_s = departure_s
+    def passed_s(self, left_s: float) -> float:
+        """Return until when packets joined the queue that had left it by ``left_s``, seconds."""
+        following = bisect_right(self._leaves_s, left_s)
+        return min(left_s, self._joined_s[following]) if following < len(self._joined_s) else left_s
+
+    def start(self, flow: Flow) -> tuple[float, float]:
+        """Put a flow into the queue; return when its first and its last bit leave the queue, seconds."""
+        now_s = self._environment.now
+        start_s = max(now_s, self._leaves_s[-1]) if self._queue else now_s
         # A flow that never departs blocks all later flows; the run then stalls.
-        if departure_s < math.inf:
-            Timer(self._environment, departure_s, self._expire)
+        leaves_s = math.inf
+        if start_s < math.inf:
+            leaves_s = time_of(self._tables, self._table, flow.bits, start_s, flow.ceiling_bps * flow.weight)
+        if len(self._joined_s) == _REMEMBERED_FLOWS:
+            del self._joined_s[: _REMEMBERED_FLOWS // 2], self._leaves_s[: _REMEMBERED_FLOWS // 2]
+        self._joined_s.append(now_s)
+        self._leaves_s.append(leaves_s)
+        self._queue.append((flow, leaves_s))
+        if len(self._queue) == 1:
+            self._await_departure()
+        return start_s, leaves_s
+
+    def _await_departure(self) -> None:
+        _, leaves_s = self._queue[0]
+        if leaves_s < math.inf:
+            Timer(self._environment, leaves_s, self._expire)
 
     def _expire(self, timer: Timer) -> None:
-        flow = self._queue.popleft()
-        self._bits -= flow.bits
+        flow, _ = self._queue.popleft()
         if self._queue:
-            self._serve(timer.time_s)
+            self._await_departure()
         flow.depart(timer.time_s)

@@ -276,7 +276,7 @@ def test_a_packet_waits_until_all_bytes_before_it_have_left(link: Link, messages
     waits_s, expected_s, free_s = [], [], 0.0
 
     def arrive(bits: float) -> None:
-        waits_s.append(fifo.backlog_s(environment.now))
+        waits_s.append(fifo.leaves_s(environment.now) - environment.now)
         fifo.start(Flow((link.name,), bits, 1, inf, lambda departed_s: None))
 
     for start_s, bits in sorted(messages, key=lambda message: message[0]):

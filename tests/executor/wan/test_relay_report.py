@@ -14,7 +14,7 @@ from planner.scenario.cluster import Cluster, Link
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from traces.trace import LinkTrace
 
-FINE = RelayReport({"tcp_congestion_control": "cubic"}, (), (LinkCount("a->b", 90, 0),), 0, 0.001, 0.02)
+FINE = RelayReport({"tcp_congestion_control": "cubic"}, (), (LinkCount("a->b", 90, 0),), 0, 0, 0.001, 0.02)
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -33,6 +33,7 @@ def test_what_is_as_it_should_be_needs_no_word() -> None:
         (replace(FINE, late_s=0.007, latest_s=0.031), "7 ms late or more one time in a hundred, 31 ms at most"),
         (replace(FINE, links=(LinkCount("a->b", 90, 10),)), "queue was full: a->b (10 of 100)"),
         (replace(FINE, refused_packets=3), "3 packets were refused"),
+        (replace(FINE, unread_packets=7), "hosts dropped 7 packets before they came to a link"),
         (replace(FINE, tcp_misses=("tcp_wmem is 1, not 2 (why)",)), "not set as asked for: tcp_wmem is 1, not 2 (why)"),
     ],
 )

@@ -95,3 +95,32 @@ def test_what_makes_a_user_namespace_has_one_thread() -> None:
         check=True,
     )
     assert done.stdout.split() == ["1", "False"]
+
+
+# Sends packets that nobody reads yet, and counts those that were there, and those that the kernel says it dropped.
+UNREAD = """
+import json, os, socket, sys
+from executor.wan.linux import dropped_packets, open_traffic_counts, open_tun
+tun, counts = open_tun("wan0", "10.99.0.1", "255.255.0.0"), open_traffic_counts()
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for _ in range(int(sys.argv[1])):
+        sender.sendto(b"x", ("10.99.0.2", 5000))
+read = 0
+try:
+    while True:
+        read += b"\\x0a\\x63\\x00\\x02" in os.read(tun, 65600)
+except BlockingIOError:
+    print(json.dumps([read, dropped_packets(counts, "wan0")]))
+"""
+
+
+@pytest.mark.parametrize(("sent", "dropped"), [(20_000, 0), (70_000, 70_000 - 65_536)])
+def test_a_host_drops_no_packet_of_a_window_that_leaves_at_once(sent: int, dropped: int) -> None:
+    """The kernel's own queue of a TUN device has 500 packets."""
+    if missing() is not None:
+        pytest.skip(str(missing()))
+    isolated = [sys.executable, "-m", "executor.wan.linux", "run", str(os.getpid()), sys.executable]
+    done = subprocess.run([*isolated, "-c", UNREAD, str(sent)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    read, counted = json.loads(done.stdout)
+    assert (read + counted, counted) == (sent, pytest.approx(dropped, abs=10))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.events.event import EventKind
 from planner.scenario.effects import NetworkEffects
-from sim.network.connection import SendWindow
+from sim.network.send_window import SendWindow
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.effect_runs import (
     BY_EVENTS,
@@ -18,7 +18,6 @@ from tests.helpers.scenarios.effect_runs import (
     RATES_BPS,
     SHARES,
     SIZES_BYTES,
-    WINDOWS_BYTES,
     computed,
     on_trace,
     run,
@@ -77,7 +76,6 @@ def test_the_notices_of_later_steps_are_there_before_they_are_needed(notice: boo
     st.floats(50, 2e4),
     st.one_of(st.just(math.inf), st.floats(0, 2)),
     SHARES,
-    WINDOWS_BYTES,
     st.integers(1, 4),
 )
 def test_messages_wait_for_the_window_of_their_connections(
@@ -88,7 +86,6 @@ def test_messages_wait_for_the_window_of_their_connections(
     initial_bytes: float,
     idle_s: float,
     share: float,
-    window_bytes: float,
     connections: int,
 ) -> None:
     scenario, plan = two_stages(size_bytes, rate_bps, messages=3, there_s=there_s, back_s=back_s)
@@ -96,11 +93,9 @@ def test_messages_wait_for_the_window_of_their_connections(
         share=share,
         cold_start=True,
         idle_s=idle_s,
-        window_bytes=window_bytes,
         initial_window_bytes=initial_bytes,
     )
-    first_bytes = connections * min(initial_bytes, window_bytes)
-    window = SendWindow(first_bytes, connections * window_bytes, there_s + back_s, idle_s)
+    window = SendWindow(connections * initial_bytes, math.inf, there_s + back_s, idle_s)
     departed_s, payload_bps = 0.0, share * rate_bps
     record = run(with_network(scenario, effects), replace(plan, connections=connections))
     for number, message in enumerate(sends(record)):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.network.connection import SendWindow
+from sim.network.send_window import SendWindow
 
 NEVER = math.inf
 # A window leaves in parts; a figure is as fine as they are.
@@ -70,12 +70,6 @@ def test_bytes_that_wait_before_the_path_open_the_window_as_on_linux() -> None:
         window.waiting_s(clock_s, 1, 40e6)
         found.append(window.size_bytes / 1e6)
     assert found == pytest.approx([2.68, 5.35, 5.35], rel=0.01)
-
-
-def test_acknowledgements_wait_for_the_bytes_of_the_other_direction() -> None:
-    # 1, 2 and 4 thousand bytes; the other direction is clear after 3 s, and its latency is half of the round trip.
-    window = SendWindow(1000.0, math.inf, 1.0, NEVER, 0.5)
-    assert window.waiting_s(0.0, 7000, 1e9, 3.0) == pytest.approx(3.5 + 1.0, abs=1e-2)
 
 
 @settings(max_examples=100)
