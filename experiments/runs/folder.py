@@ -22,7 +22,7 @@ from planner.files.resolved_scenario import read_resolved_scenario, write_resolv
 from planner.runs.memory_timeline import peak_memory_bytes
 from planner.runs.metrics import measure
 from planner.runs.record import Interruption, RealNetwork, RunRecord
-from traces.common.atomic import passing_folder
+from traces.common.atomic import has_passing_folder, passing_folder
 from traces.common.errors import InputError, RunError
 
 # File of the events, which a simulation writes while it runs.
@@ -42,7 +42,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     Temporary folders for the same target that killed processes of this user and host have left are removed.
 
     Raises:
-        InputError: ``target`` exists already, or no folder can be made there.
+        InputError: ``target`` exists already, a process of this machine is writing it, or no folder can be made there.
         RunError: ``target`` was created by another process in the meantime; the message names the temporary folder.
     """
     target = target.resolve()
@@ -57,6 +57,9 @@ def new_folder(target: Path) -> Iterator[Path]:
             if not ground.is_dir():
                 raise NotADirectoryError(ENOTDIR, f"'{ground}' is not a folder")
             start = f".{target.name[:100]}.{socket.gethostname()}."
+            if has_passing_folder(ground, start, _PARTIAL):
+                advice = "name a new folder, or wait until it is there"
+                raise InputError("another process is writing this folder now", where=str(target), valid=advice)
             beside = stack.enter_context(passing_folder(ground, start, _PARTIAL))
         except OSError as error:
             raise no_folder(target, error) from None

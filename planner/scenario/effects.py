@@ -49,7 +49,7 @@ class NetworkEffects:
         payload_efficiency: Share of payload in a link's bits; `TCP_PAYLOAD_EFFICIENCY` for TCP over Ethernet.
         window_bytes: Limit on a TCP connection's window; a connection carries at most one window per round trip (RFC
             9293, section 3.8). Measured: 222 Mbit/s at a one-way latency of 50 ms with Linux' default limit of the send
-            buffer, 4 MiB, a third of which is headers and bookkeeping.
+            buffer, 4 MiB, which is filled again only when a third of it is free.
         ready_notice: Whether a transfer starts only when the receiver's notice that its receive is posted has arrived,
             as in gloo. Receivers send the notices of step n at the start of step n - 1, the notices of step 0 at its
             start. With a policy, they do not send the notices of step n before the plan of step n is decided.

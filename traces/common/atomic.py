@@ -151,7 +151,7 @@ def passing_folder(place: Path, start: str, end: str = "", mode: int = 0o777) ->
     Raises:
         OSError: The folder cannot be made.
     """
-    _remove_abandoned(place, re.compile(rf"{re.escape(start)}(\d+)-(\d+)-[0-9a-f]{{8}}{re.escape(end)}"))
+    _remove_abandoned(place, start, end)
     folder = place / f"{start}{os.getpid()}-{_start_of(os.getpid())}-{secrets.token_hex(4)}{end}"
     folder.mkdir(mode)
     lock = os.open(folder, os.O_RDONLY)
@@ -164,10 +164,22 @@ def passing_folder(place: Path, start: str, end: str = "", mode: int = 0o777) ->
         os.close(lock)
 
 
-def _remove_abandoned(place: Path, name: re.Pattern[str]) -> None:
+def has_passing_folder(place: Path, start: str, end: str = "") -> bool:
+    """Return whether a living process of this machine has a `passing_folder` of such a name."""
+    return any(is_alive for _, is_alive in _passing_folders(place, start, end))
+
+
+def _passing_folders(place: Path, start: str, end: str) -> Iterator[tuple[Path, bool]]:
+    """Yield passing folders, each with whether the process is alive that made it."""
+    name = re.compile(rf"{re.escape(start)}(\d+)-(\d+)-[0-9a-f]{{8}}{re.escape(end)}")
     for path in place.iterdir():
-        found = name.fullmatch(path.name)
-        if found is None or _start_of(int(found[1])) == int(found[2]):
+        if found := name.fullmatch(path.name):
+            yield path, _start_of(int(found[1])) == int(found[2])
+
+
+def _remove_abandoned(place: Path, start: str, end: str) -> None:
+    for path, is_alive in _passing_folders(place, start, end):
+        if is_alive:
             continue
         with suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.geteuid():

@@ -23,6 +23,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -215,13 +216,10 @@ def serve(folder: Path, host: str, port: int, lease_s: float, tell: Callable[[st
     Raises:
         InputError: The folder or the address cannot be used.
     """
-    store = Store(folder, lease_s, time.time())
-    try:
+    # First the address, so that no folder is made where it cannot be used.
+    with listen_at(host, port) as listening, closing(Store(folder, lease_s, time.time())) as store:
         token = make_token(folder)
-        with listen_at(host, port) as listening:
-            address, bound = listening.getsockname()[:2]
-            shown = f"[{address}]" if ":" in address else address
-            tell(f"serving jobs at https://{shown}:{bound}; each request needs the token in {folder / 'token'}")
-            run_server(make_server(make_app(store, token), token), listening)
-    finally:
-        store.close()
+        address, bound = listening.getsockname()[:2]
+        shown = f"[{address}]" if ":" in address else address
+        tell(f"serving jobs at https://{shown}:{bound}; each request needs the token in {folder / 'token'}")
+        run_server(make_server(make_app(store, token), token), listening)

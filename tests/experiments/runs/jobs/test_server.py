@@ -318,6 +318,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, served: JobServer) -> N
     done = ropebridge("serve", "queue", "--listen", served.access.server.removeprefix("https://"), cwd=tmp_path)
     assert done.returncode == 2
     assert "no server can listen here: Address already in use" in done.stderr
+    assert not (tmp_path / "queue").exists()
 
 
 def test_without_its_packages_the_server_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
