@@ -92,11 +92,14 @@ class Connection:
                 self._ceiling_bps = math.inf
             first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
             round_trip_s = route.latency_s + self._back_s
-            self._window = SendWindow(first_bytes, self._window_bytes, round_trip_s, effects.idle_s)
-            if self._way_back is not None and self._window_bytes < math.inf:
+            window = first_bytes, self._window_bytes, round_trip_s, effects.idle_s
+            if self._way_back is None:
+                self._window = SendWindow(*window)
+            else:
+                self._window = SendWindow(*window, self._back_s, self._way_back.leaves_s)
                 self._buffer = SendBuffer(self._window_bytes, self._way_back, self._back_s)
-        # Bytes of the first message of the queue that were not given to the link yet.
-        self._left_bytes = 0.0
+        # Bytes of the first message of the queue, and of its present part, that were not given to the link yet.
+        self._left_bytes = self._part_bytes = 0.0
         self._arrived_s = 0.0
         # Since when and until when the rate that was looked up last holds, seconds, and the rate, bits per second.
         self._rate = (0.0, 0.0, 0.0)
@@ -122,13 +125,23 @@ class Connection:
             self._start(start_s=start_s)
 
     def _start(self, _: Timer | None = None, start_s: float = 0.0) -> None:
-        """Begin to send a message, within the limits of the window or, once that is large enough, of the buffer."""
+        """Begin to send a message."""
         start_s = max(start_s, self._environment.now)
-        if self._buffer is not None and self._window is not None and self._window.is_open(start_s):
-            self._write()
-            return
         if self._window is not None:
-            start_s += self._window.waiting_s(start_s, self._left_bytes, self._payload_bps(start_s))
+            self._window.begin(start_s, self._queue[0].size_bytes)
+        self._send_on(start_s)
+
+    def _send_on(self, start_s: float) -> None:
+        """Send on within the limits of the window or, once that is large enough, of the buffer."""
+        self._part_bytes = self._left_bytes
+        if self._window is not None:
+            if self._buffer is not None:
+                if self._window.is_open(start_s):
+                    self._write()
+                    return
+                # How many bytes the other direction will have under way later is not known yet.
+                self._part_bytes = min(self._left_bytes, self._window.size_bytes)
+            start_s += self._window.waiting_s(start_s, self._part_bytes, self._payload_bps(start_s))
         if start_s > self._environment.now:
             Timer(self._environment, start_s, self._transmit_window)
         else:
@@ -175,16 +188,20 @@ class Connection:
         self._deliver(self._written.popleft(), departed_s)
 
     def _transmit_window(self, _: Timer | None = None) -> None:
-        """Transmit the next bytes of the message, at most one window, since links queue no more at a time."""
-        sent_bytes = min(self._left_bytes, self._window_bytes)
+        """Transmit the next bytes of the part, at most one window, since links queue no more at a time."""
+        sent_bytes = min(self._part_bytes, self._window_bytes)
+        self._part_bytes -= sent_bytes
         self._left_bytes -= sent_bytes
         self._link.start(self._flow(sent_bytes, self._queue[0], self._depart))
 
     def _depart(self, departed_s: float) -> None:
         """Transmit the next window of the message, or deliver it and go on with the next message."""
         # A remainder of at most half a byte comes from rounding.
-        if self._left_bytes > 0.5:
+        if self._part_bytes > 0.5:
             self._transmit_window()
+            return
+        if self._left_bytes > 0.5:
+            self._send_on(self._environment.now)
             return
         self._deliver(self._queue.popleft(), departed_s)
         if self._queue:
