@@ -160,7 +160,12 @@ def check_length(scenario: Scenario, plan: Plan, steps: int, duration_s: float, 
 def present(record: RunRecord, as_json: bool) -> str:
     """Return the summary of a run as JSON, or as a few lines of text."""
     summary = summarise(record)
-    return json.dumps(summary) if as_json else _describe(summary)
+    if as_json:
+        return json.dumps(summary)
+    lines, interval_steps = [_describe(summary)], record.plan.synchronisation.interval_steps
+    if interval_steps > summary["steps"]:
+        lines.append(f"  exchanges    the plan has them after every {interval_steps} steps, more than the run had")
+    return "\n".join(lines)
 
 
 def _describe(summary: dict[str, Any]) -> str:
