@@ -147,6 +147,9 @@ class Connection:
         if sent_bytes or is_last:
             depart = self._depart_last if is_last else _ignore
             starts_s, departs_s = self._link.start(self._flow(sent_bytes, self._queue[0], depart))
+            if departs_s == math.inf:
+                # The link carries nothing any more: the run stalls.
+                return
             latency_s = self._route.latency_at_s(departs_s)
             buffer.send(sent_bytes, starts_s + latency_s, departs_s + latency_s)
         if not is_last:

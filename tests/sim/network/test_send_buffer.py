@@ -30,9 +30,11 @@ class BothWays:
         initial_bytes: float = math.inf,
         idle_s: float = math.inf,
         handover_s: float = 0.0,
+        end_s: float = math.inf,
     ) -> None:
         self.environment = simpy.Environment()
-        tables = join_tables([RateTable((0.0,), (rate_bps,))])
+        rates = RateTable((0.0,), (rate_bps,)) if end_s == math.inf else RateTable((0.0, end_s), (rate_bps, 0.0))
+        tables = join_tables([rates])
         self.links = [FifoLink(self.environment, tables, 0) for _ in range(2)]
         self.delivered: deque[Message] = deque()
         effects = NetworkEffects(
@@ -85,6 +87,13 @@ def test_bytes_that_come_later_do_not_hold_an_acknowledgement() -> None:
     )
     (departed_s,) = both.departed_s((0, 0.0, 200.0))
     assert departed_s == pytest.approx(200, abs=1e-3)
+
+
+def test_a_link_that_ends_stalls_the_sender() -> None:
+    both = BothWays(8.0, 2.0, 100.0, end_s=170.0)
+    # The first message leaves; of the second, a buffer of 150 bytes cannot leave until 170 s.
+    assert len(both.departed_s((0, 0.0, 100.0), (0, 0.0, 400.0))) == 1
+    assert both.environment.now < 1000
 
 
 def test_slow_start_doubles_every_round_trip_and_idle_windows_halve() -> None:
