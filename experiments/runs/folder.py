@@ -1,5 +1,6 @@
 """Run folders: scenario, plan, events, decisions and summary of a run, written completely or not at all."""
 
+import hashlib
 import json
 import math
 import os
@@ -56,10 +57,12 @@ def new_folder(target: Path) -> Iterator[Path]:
                 raise InputError("this path exists already", where=str(target), valid=advice)
             if not ground.is_dir():
                 raise NotADirectoryError(ENOTDIR, f"'{ground}' is not a folder")
-            start = f".{target.name[:100]}.{socket.gethostname()}."
+            # Targets of one name lie beside each other while the folders around them are not made.
+            mark = hashlib.sha256(os.fsencode(target)).hexdigest()[:12]
+            start = f".{target.name[:80]}.{mark}.{socket.gethostname()}."
             if has_passing_folder(ground, start, _PARTIAL):
                 advice = "name a new folder, or wait until it is there"
-                raise InputError("another process is writing this folder now", where=str(target), valid=advice)
+                raise InputError("this folder is being written now, by another run", where=str(target), valid=advice)
             beside = stack.enter_context(passing_folder(ground, start, _PARTIAL))
         except OSError as error:
             raise no_folder(target, error) from None

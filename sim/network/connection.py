@@ -17,9 +17,10 @@ from sim.network.shared_links import SharedLinks
 from sim.network.single_link import FairLink, FifoLink
 
 # Two directions that start at the same instant would stay in step forever, each idle while the acknowledgements of both
-# come back. That state is not stable (Zhang, Shenker and Clark, 1991): a lead of 10 µs, less than any between two real
-# processes, leads to the same rates as one of 1 ms. The direction to the device whose name comes first has it.
-_LEAD_S = 1e-5
+# come back. That state is not stable (Zhang, Shenker and Clark, 1991): a difference of 10 µs, less than any between two
+# real processes, leads to the same rates as one of 1 ms. So the direction to the device whose name comes last hears of
+# acknowledgements later, by this share of the latency of the way back.
+_LATER_SHARE = 1e-4
 
 # A link, or a set of links, that several flows share.
 SharedLink = FairLink | FifoLink | SharedLinks
@@ -94,9 +95,7 @@ class Connection:
                 self._window = SendWindow(first_bytes, self._window_bytes, round_trip_s, effects.idle_s)
             else:
                 timeout_s = effects.idle_s + round_trip_s
-                self._buffer = SendBuffer(
-                    first_bytes, self._window_bytes, timeout_s, self._way_back, self._back_s, effects.handover_s
-                )
+                self._buffer = SendBuffer(first_bytes, self._window_bytes, timeout_s, self._way_back, self._back_s)
         # Bytes of the first message of the queue that were not given to the link yet.
         self._left_bytes = 0.0
         self._arrived_s = 0.0
@@ -114,14 +113,18 @@ class Connection:
 
     def _await_start(self) -> None:
         """Wait until the first message of the queue can leave, and transmit it."""
-        message = self._queue[0]
-        self._left_bytes = float(message.size_bytes)
-        start_s = max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
+        start_s = self._first_start_s()
         if self._buffer is not None and start_s > self._environment.now:
             # How many bytes then are under way in the other direction is not known yet.
             Timer(self._environment, start_s, self._start)
         else:
             self._start(start_s=start_s)
+
+    def _first_start_s(self) -> float:
+        """Return when the first message of the queue can leave, seconds."""
+        message = self._queue[0]
+        self._left_bytes = float(message.size_bytes)
+        return max(self._environment.now, message.ready_s, message.posted_s + self._back_s)
 
     def _start(self, _: Timer | None = None, start_s: float = 0.0) -> None:
         """Begin to send a message."""
@@ -138,7 +141,20 @@ class Connection:
             self._transmit_window()
 
     def _send_on(self, buffer: SendBuffer) -> None:
-        """Send as much of the message as there is room for; the rest waits for acknowledgements."""
+        """Send as much of the messages as there is room for; the rest waits for acknowledgements."""
+        now_s = self._environment.now
+        while self._send_some(buffer):
+            self._sent.append(self._queue.popleft())
+            if not self._queue:
+                return
+            start_s = self._first_start_s()
+            if start_s > now_s:
+                Timer(self._environment, start_s, self._start)
+                return
+            buffer.begin(now_s, self._queue[0].size_bytes)
+
+    def _send_some(self, buffer: SendBuffer) -> bool:
+        """Send what there is room for of the first message; return whether that was all of it."""
         assert isinstance(self._link, FifoLink)
         sent_bytes = buffer.room_bytes(self._environment.now)
         self._left_bytes -= sent_bytes
@@ -149,20 +165,18 @@ class Connection:
             starts_s, departs_s = self._link.start(self._flow(sent_bytes, self._queue[0], depart))
             if departs_s == math.inf:
                 # The link carries nothing any more: the run stalls.
-                return
+                return False
             latency_s = self._route.latency_at_s(departs_s)
             buffer.send(sent_bytes, starts_s + latency_s, departs_s + latency_s)
-        if not is_last:
-            arrived_s = buffer.await_room_s()
-            if arrived_s > self._environment.now:
-                # All bytes before the acknowledgement on its way are known when it sets out.
-                Timer(self._environment, arrived_s, lambda _: self._await_acknowledgement(buffer, arrived_s))
-            else:
-                self._await_acknowledgement(buffer, arrived_s)
-            return
-        self._sent.append(self._queue.popleft())
-        if self._queue:
-            self._await_start()
+        if is_last:
+            return True
+        arrived_s = buffer.await_room_s()
+        if arrived_s > self._environment.now:
+            # All bytes before the acknowledgement on its way are known when it sets out.
+            Timer(self._environment, arrived_s, lambda _: self._await_acknowledgement(buffer, arrived_s))
+        else:
+            self._await_acknowledgement(buffer, arrived_s)
+        return False
 
     def _await_acknowledgement(self, buffer: SendBuffer, arrived_s: float) -> None:
         """Send on when the acknowledgement of bytes that arrived at ``arrived_s`` is here."""
@@ -171,8 +185,8 @@ class Connection:
             buffer.make_room(arrived_s)
             self._send_on(buffer)
 
-        lead_s = _LEAD_S if self._route.source < self._route.target else 0.0
-        acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + lead_s)
+        later_s = _LATER_SHARE * self._back_s if self._route.source < self._route.target else 0.0
+        acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + later_s)
         Timer(self._environment, acknowledged_s, send_on)
 
     def _depart_last(self, departed_s: float) -> None:

@@ -11,6 +11,9 @@ from sim.network.single_link import FifoLink
 # (sk_stream_is_writeable): between two thirds of a buffer and all of it are under way.
 _FREE_SHARE = 1 / 3
 
+# Share of the largest number of bytes under way that is no room, but the rounding of sums.
+_ROUNDING = 1e-6
+
 # Share of a congestion window whose acknowledgement lets the sender send on. Real ones let it for two packets.
 _CLOCKED_SHARE = 1 / 8
 
@@ -38,7 +41,6 @@ class SendBuffer:
         timeout_s: Smallest retransmission timeout with the round trip, seconds.
         way_back: The link that carries the acknowledgements.
         back_s: Latency of the way back, seconds.
-        wakes_s: Time after which a process that waits for room in the buffer has written to it, seconds.
     """
 
     def __init__(
@@ -48,14 +50,12 @@ class SendBuffer:
         timeout_s: float,
         way_back: FifoLink,
         back_s: float,
-        wakes_s: float,
     ) -> None:
         self._initial_bytes = self._window_bytes = initial_bytes
         self._most_bytes = window_bytes
         self._timeout_s = timeout_s
         self._way_back = way_back
         self._back_s = back_s
-        self._wakes_s = wakes_s
         self._segments: deque[_Segment] = deque()
         self._held_bytes = 0.0
         self._is_full = False
@@ -74,15 +74,21 @@ class SendBuffer:
     def room_bytes(self, now_s: float) -> float:
         """Return how many bytes of the message may be sent now; 0 while too little of a full buffer is free."""
         self._acknowledge(self._way_back.passed_s(now_s - self._back_s))
-        in_flight_bytes = min(self._limit_bytes, self._held_bytes + self._left_bytes)
+        in_flight_bytes = min(self._limit_bytes, self._most_bytes, self._held_bytes + self._left_bytes)
         self._most_in_flight_bytes = max(self._most_in_flight_bytes, in_flight_bytes)
         if self._is_full and self._held_bytes > self._low_bytes:
             return 0.0
-        return min(self._left_bytes, max(0.0, self._limit_bytes - self._held_bytes))
+        room_bytes = self._limit_bytes - self._held_bytes
+        # What rounding leaves is no room.
+        return min(self._left_bytes, room_bytes) if room_bytes > _ROUNDING * self._limit_bytes else 0.0
 
     def send(self, size_bytes: float, first_s: float, last_s: float) -> None:
-        """Note bytes that were sent, leave until ``last_s`` and arrive from ``first_s`` on; arrivals in seconds."""
-        self._segments.append(_Segment(first_s, last_s, size_bytes))
+        """Note bytes that were sent and arrive between two times in seconds, in the order in which they were sent."""
+        if not size_bytes:
+            return
+        # Bytes arrive in order, also where the latency falls.
+        first_s = max(first_s, self._segments[-1].last_s) if self._segments else first_s
+        self._segments.append(_Segment(first_s, max(first_s, last_s), size_bytes))
         self._held_bytes += size_bytes
         self._left_bytes -= size_bytes
         self._is_full = False
@@ -106,9 +112,8 @@ class SendBuffer:
         raise AssertionError("a full buffer holds bytes")
 
     def acknowledged_s(self, arrived_s: float) -> float:
-        """Return when the sender sends on after bytes that arrived at ``arrived_s``, not later than now, seconds."""
-        # The kernel sends what the window lets through, but a process has to fill the buffer.
-        return self._way_back.leaves_s(arrived_s) + self._back_s + (self._wakes_s if self._is_open else 0.0)
+        """Return when the sender hears of bytes that arrived at ``arrived_s``, not later than now, seconds."""
+        return self._way_back.leaves_s(arrived_s) + self._back_s
 
     def make_room(self, arrived_s: float) -> None:
         """Free the bytes that arrived until ``arrived_s``, a result of `await_room_s` that the sender has heard of."""
@@ -134,8 +139,10 @@ class SendBuffer:
 
     def _acknowledge(self, arrived_s: float) -> None:
         """Free the bytes that arrived until ``arrived_s``; they open the window."""
-        while self._segments and self._segments[0].first_s < arrived_s:
+        while self._segments:
             segment = self._segments[0]
+            if segment.last_s > arrived_s and segment.first_s >= arrived_s:
+                break
             freed_bytes = segment.size_bytes
             if segment.last_s <= arrived_s:
                 self._segments.popleft()

@@ -86,7 +86,7 @@ def measure_outer_steps(quick: bool, tell: Callable[[str], None]) -> BenchResult
     for case in list(outer_step_cases())[:: 3 if quick else 1]:
         outcomes.append(compare(case, 1 if quick else RUNS, emulator, tell, kept))
         tell(f"{case.name}: {100 * outcomes[-1].throughput_error:+.1f} % in throughput")
-    waiting = [each for each in outcomes if not each.case.plan.synchronisation.is_decoupled]
+    waiting = [each for each in outcomes if each.case.plan.synchronisation.has_common_outer_step]
     updates = [each for each in outcomes if not each.case.plan.synchronisation.has_outer_step]
     checks = [
         at_most(f"worst throughput error {of_what}", max(abs(each.throughput_error) for each in some), MOST_ERROR)

@@ -111,8 +111,15 @@ def test_what_a_killed_run_has_left_goes_and_what_a_living_run_writes_stays(tmp_
     with new_folder(target) as living:
         assert not abandoned.exists()
         # A second run is refused when it starts, not when all is trained.
-        with pytest.raises(InputError, match="another process is writing this folder now"), new_folder(target):
+        with pytest.raises(InputError, match="this folder is being written now"), new_folder(target):
             pytest.fail("the block was entered")
         (living / "mine").write_text("")
     assert [path.name for path in target.iterdir()] == ["mine"]
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_runs_into_folders_of_one_name_go_beside_each_other(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "a" / "run"), new_folder(tmp_path / "b" / "run"):
+        pass
+    assert (tmp_path / "a" / "run").is_dir()
+    assert (tmp_path / "b" / "run").is_dir()

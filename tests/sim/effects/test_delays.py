@@ -78,7 +78,7 @@ def test_messages_wait_for_the_window_of_their_connections(
     share: float,
     connections: int,
 ) -> None:
-    """Senders behind which acknowledgements could wait send by parts of a window, which takes somewhat longer."""
+    """Senders whose acknowledgements could wait send other parts of a window: not at the same time, but nearly."""
     scenario, plan = two_stages(size_bytes, rate_bps, messages=3, there_s=there_s, back_s=back_s)
     effects = NetworkEffects(share=share, cold_start=True, idle_s=math.inf, initial_window_bytes=initial_bytes)
     window = SendWindow(connections * initial_bytes, math.inf, there_s + back_s, math.inf)
@@ -88,7 +88,7 @@ def test_messages_wait_for_the_window_of_their_connections(
         start_s = max(1.0 + number, departed_s)
         alone_s = 8 * size_bytes / payload_bps
         departed_s = start_s + window.waiting_s(start_s, size_bytes, payload_bps) + alone_s
-        assert message.end_s == pytest.approx(departed_s, abs=0.1 * (departed_s - 1.0))
+        assert message.end_s == pytest.approx(departed_s, abs=0.15 * (departed_s - 1.0))
 
 
 @settings(max_examples=60)

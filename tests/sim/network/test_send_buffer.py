@@ -3,6 +3,7 @@
 import math
 from collections import deque
 
+import numpy as np
 import pytest
 import simpy
 from hypothesis import given
@@ -15,6 +16,7 @@ from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
 from sim.network.routes import Route
 from sim.network.single_link import FifoLink
+from traces.trace import LinkTrace
 
 WINDOW_BYTES = 2.8e6
 
@@ -31,6 +33,7 @@ class BothWays:
         idle_s: float = math.inf,
         handover_s: float = 0.0,
         end_s: float = math.inf,
+        trace: LinkTrace | None = None,
     ) -> None:
         self.environment = simpy.Environment()
         rates = RateTable((0.0,), (rate_bps,)) if end_s == math.inf else RateTable((0.0, end_s), (rate_bps, 0.0))
@@ -46,7 +49,7 @@ class BothWays:
         )
         self.connections = []
         for way, (source, target) in enumerate((("a", "b"), ("b", "a"))):
-            link = Link(source, target, rate_bps, latency_s)
+            link = Link(source, target, rate_bps, latency_s, trace)
             route = Route(source, target, (link,), (link,), 1, math.inf)
             self.connections.append(
                 Connection(
@@ -58,7 +61,12 @@ class BothWays:
         """When messages depart, each given by its way (0 or 1), the time at which it is ready, and its bytes."""
         for number, (way, ready_s, size_bytes) in enumerate(messages):
             self.connections[way].send(Message(0, number, int(size_bytes), ready_s))
-        self.environment.run()
+        # A sender that looks again and again at one instant would never end.
+        events = 0
+        while self.environment.peek() < math.inf:
+            self.environment.step()
+            events += 1
+            assert events < 100_000
         return [message.departed_s for message in sorted(self.delivered, key=lambda message: message.number)]
 
 
@@ -87,6 +95,45 @@ def test_bytes_that_come_later_do_not_hold_an_acknowledgement() -> None:
     )
     (departed_s,) = both.departed_s((0, 0.0, 200.0))
     assert departed_s == pytest.approx(200, abs=1e-3)
+
+
+SIZES_BYTES = st.one_of(st.integers(0, 200_000), st.integers(0, 40).map(lambda windows: 14480 * windows))
+MESSAGES = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.01, 0.3]), SIZES_BYTES), max_size=8)
+LATENCIES = st.lists(st.floats(0.001, 0.3), min_size=1, max_size=6)
+
+
+@given(MESSAGES, st.sampled_from([2e7, 1e8, 1e9]), LATENCIES, st.floats(1e4, 1e5))
+def test_everything_departs_in_order_whatever_the_sizes_and_latencies(
+    messages: list[tuple[int, float, int]], rate_bps: float, latencies_s: list[float], window_bytes: float
+) -> None:
+    times_s = np.arange(len(latencies_s)) * 0.02
+    trace = LinkTrace(times_s, np.full(len(times_s), rate_bps), len(times_s) * 0.02, np.array(latencies_s))
+    for used in (None, trace):
+        both = BothWays(rate_bps, latencies_s[0], window_bytes, 14480.0, 0.2, trace=used)
+        departed_s = both.departed_s(*messages)
+        assert len(departed_s) == len(messages)
+        for way in (0, 1):
+            own = [
+                (ready_s, s, left_s) for (w, ready_s, s), left_s in zip(messages, departed_s, strict=True) if w == way
+            ]
+            assert all(left_s >= ready_s + 8 * s / rate_bps * (1 - 1e-9) for ready_s, s, left_s in own)
+            assert [left_s for _, _, left_s in own] == sorted(left_s for _, _, left_s in own)
+
+
+@pytest.mark.parametrize("latency_s", [0.013, 0.02, 0.08, 0.1])
+def test_an_empty_message_holds_nobody(latency_s: float) -> None:
+    assert len(BothWays(1e8, latency_s, initial_bytes=14480.0).departed_s((1, 0.0, 0.0), (1, 0.01, 1e6))) == 2
+
+
+def test_many_small_messages_fit_into_one_buffer() -> None:
+    assert len(BothWays(1e8, 0.02).departed_s((0, 0.0, 5e6), *[(0, 0.0, 500.0)] * 2000)) == 2001
+
+
+@pytest.mark.parametrize("rate_bps", [1e11, 4e11, 2.4e12])
+def test_quick_links_are_full(rate_bps: float) -> None:
+    for way in (0, 1):
+        (departed_s,) = BothWays(rate_bps, 1e-6, handover_s=0.0005).departed_s((way, 0.0, 1e9))
+        assert departed_s == pytest.approx(8e9 / rate_bps, rel=0.01)
 
 
 def test_a_link_that_ends_stalls_the_sender() -> None:
