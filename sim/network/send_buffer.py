@@ -2,9 +2,8 @@
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice, zip_longest
 
-from sim.network.send_window import halved_bytes
+from sim.network.send_window import grown_bytes, halved_bytes
 from sim.network.single_link import FifoLink
 
 # Share of a full buffer that must be free before Linux wakes the sender, which then fills the buffer again
@@ -100,16 +99,17 @@ class SendBuffer:
     def await_room_s(self) -> float:
         """Return when the byte arrives whose acknowledgement makes enough of the full buffer free, seconds."""
         self._is_full = True
-        missing_bytes = self._held_bytes - self._low_bytes
-        for segment, following in zip_longest(self._segments, islice(self._segments, 1, None)):
+        missing_bytes, last_s = self._held_bytes - self._low_bytes, self._segments[0].first_s
+        for segment in self._segments:
+            # While the window opens, every acknowledgement lets bytes pass, also the last one before a pause.
+            if not self._is_open and segment.first_s > last_s:
+                break
             if missing_bytes <= segment.size_bytes:
                 share = max(0.0, missing_bytes / segment.size_bytes)
                 return segment.first_s + share * (segment.last_s - segment.first_s)
             missing_bytes -= segment.size_bytes
-            # While the window opens, every acknowledgement lets bytes pass, also the last one before a pause.
-            if following is None or (not self._is_open and following.first_s > segment.last_s):
-                return segment.last_s
-        raise AssertionError("a full buffer holds bytes")
+            last_s = segment.last_s
+        return last_s
 
     def acknowledged_s(self, arrived_s: float) -> float:
         """Return when the sender hears of bytes that arrived at ``arrived_s``, not later than now, seconds."""
@@ -150,8 +150,6 @@ class SendBuffer:
                 freed_bytes *= (arrived_s - segment.first_s) / (segment.last_s - segment.first_s)
                 segment.first_s, segment.size_bytes = arrived_s, segment.size_bytes - freed_bytes
             self._held_bytes -= freed_bytes
-            # Linux grows a window to at most twice the bytes in flight.
-            grown_bytes = min(self._window_bytes + freed_bytes, 2 * self._most_in_flight_bytes)
-            self._window_bytes = max(self._window_bytes, grown_bytes)
+            self._window_bytes = grown_bytes(self._window_bytes, freed_bytes, self._most_in_flight_bytes)
         if not self._segments:
             self._held_bytes = 0.0

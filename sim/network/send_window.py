@@ -18,6 +18,11 @@ def halved_bytes(window_bytes: float, initial_bytes: float, idle_s: float, timeo
     return max(initial_bytes, math.ldexp(window_bytes, -halvings))
 
 
+def grown_bytes(window_bytes: float, acknowledged_bytes: float, most_in_flight_bytes: float) -> float:
+    """Return the window after an acknowledgement: each byte adds one, up to twice the bytes in flight, as in Linux."""
+    return max(window_bytes, min(window_bytes + acknowledged_bytes, 2 * most_in_flight_bytes))
+
+
 class SendWindow:
     """The congestion window of a TCP sender: the sum over all parallel connections of one direction.
 
@@ -60,8 +65,9 @@ class SendWindow:
         """
         if not size_bytes or not self._round_trip_s or not rate_bps:
             return 0.0
-        self._halve_if_idle(now_s)
         self._acknowledge(now_s)
+        idle_s = now_s - self._idle_since_s
+        self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)
         clock_s, left_bytes, self._most_in_flight_bytes = now_s, float(size_bytes), 0.0
         while left_bytes > 0:
             self._acknowledge(clock_s)
@@ -86,16 +92,7 @@ class SendWindow:
     def _acknowledge(self, now_s: float) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:
             _, part_bytes = self._unacknowledged.popleft()
-            # Linux grows a window to at most twice the bytes in flight.
-            grown_bytes = min(self._window_bytes + part_bytes, 2 * self._most_in_flight_bytes)
-            self._window_bytes = max(self._window_bytes, grown_bytes)
+            self._window_bytes = grown_bytes(self._window_bytes, part_bytes, self._most_in_flight_bytes)
             self._in_flight_bytes -= part_bytes
         if not self._unacknowledged:
             self._in_flight_bytes = 0.0
-
-    def _halve_if_idle(self, now_s: float) -> None:
-        idle_s = now_s - self._idle_since_s
-        if idle_s >= self._timeout_s:
-            # By now all earlier bytes have been acknowledged, and have increased the window.
-            self._acknowledge(now_s)
-            self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)

@@ -2,11 +2,12 @@
 
 import math
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.scenario.cluster import Link
@@ -16,6 +17,7 @@ from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
 from sim.network.routes import Route
 from sim.network.single_link import FifoLink
+from tests.helpers.scenarios import effect_runs
 from traces.trace import LinkTrace
 
 WINDOW_BYTES = 2.8e6
@@ -34,6 +36,8 @@ class BothWays:
         handover_s: float = 0.0,
         end_s: float = math.inf,
         trace: LinkTrace | None = None,
+        back_s: float | None = None,
+        connections: int = 1,
     ) -> None:
         self.environment = simpy.Environment()
         rates = RateTable((0.0,), (rate_bps,)) if end_s == math.inf else RateTable((0.0, end_s), (rate_bps, 0.0))
@@ -48,14 +52,12 @@ class BothWays:
             handover_s=handover_s,
         )
         self.connections = []
+        latencies_s = latency_s, latency_s if back_s is None else back_s
         for way, (source, target) in enumerate((("a", "b"), ("b", "a"))):
-            link = Link(source, target, rate_bps, latency_s, trace)
-            route = Route(source, target, (link,), (link,), 1, math.inf)
-            self.connections.append(
-                Connection(
-                    self.environment, route, self.links[way], effects, latency_s, self.links[1 - way], self.delivered
-                )
-            )
+            link = Link(source, target, rate_bps, latencies_s[way], trace)
+            route = Route(source, target, (link,), (link,), connections, math.inf)
+            there, back, back_s = self.links[way], self.links[1 - way], latencies_s[1 - way]
+            self.connections.append(Connection(self.environment, route, there, effects, back_s, back, self.delivered))
 
     def departed_s(self, *messages: tuple[int, float, float]) -> list[float]:
         """When messages depart, each given by its way (0 or 1), the time at which it is ready, and its bytes."""
@@ -95,6 +97,46 @@ def test_bytes_that_come_later_do_not_hold_an_acknowledgement() -> None:
     )
     (departed_s,) = both.departed_s((0, 0.0, 200.0))
     assert departed_s == pytest.approx(200, abs=1e-3)
+
+
+@settings(max_examples=100)
+@given(
+    effect_runs.SIZES_BYTES,
+    effect_runs.RATES_BPS,
+    st.floats(0, 2),
+    st.floats(0, 2),
+    st.floats(50, 2e4),
+    st.one_of(st.just(math.inf), st.floats(0, 2)),
+    effect_runs.SHARES,
+    effect_runs.WINDOWS_BYTES,
+    st.integers(1, 4),
+)
+def test_a_simulation_gives_connections_the_window_and_buffer_of_its_effects(
+    size_bytes: int,
+    rate_bps: float,
+    there_s: float,
+    back_s: float,
+    initial_bytes: float,
+    idle_s: float,
+    share: float,
+    window_bytes: float,
+    connections: int,
+) -> None:
+    scenario, plan = effect_runs.two_stages(size_bytes, rate_bps, messages=3, there_s=there_s, back_s=back_s)
+    effects = NetworkEffects(
+        share=share,
+        cold_start=True,
+        idle_s=idle_s,
+        window_bytes=window_bytes,
+        initial_window_bytes=initial_bytes,
+    )
+    record = effect_runs.run(effect_runs.with_network(scenario, effects), replace(plan, connections=connections))
+    alone = BothWays(
+        share * rate_bps, there_s, window_bytes, initial_bytes, idle_s, back_s=back_s, connections=connections
+    )
+    expected_s = alone.departed_s(*((0, 1.0 + number, size_bytes) for number in range(3)))
+    departed_s = [message.end_s for message in effect_runs.sends(record)]
+    assert departed_s == pytest.approx(expected_s, rel=effect_runs.EXACT)
 
 
 SIZES_BYTES = st.one_of(st.integers(0, 200_000), st.integers(0, 40).map(lambda windows: 14480 * windows))
