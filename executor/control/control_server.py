@@ -36,6 +36,7 @@ rank → head  ``serves``: an address                                           
 head → rank  ``last``: a step, before which the rank's pipeline ends                 all samples are given out
 rank → head  ``last``: a device                                                      it has sent a syncer its last
 head → rank  ``conclude``                                                            all pipelines have sent theirs
+head → rank  ``lost``: devices of a worker, number of its session                    its session has ended, to syncers
 rank → head  ``rows``: event rows                                                    a syncer has some
 rank → head  ``file``: the next piece of a file; no payload at the file's end        the run has ended, on other hosts
 rank → head  ``files-sent``                                                          the rank has sent all its files

@@ -277,6 +277,8 @@ class WorkersCoordinator(Coordinator):
         worker.parts.clear()
         worker.last.clear()
         self._driver.lose_worker([self._devices[rank] for rank in lost], time.monotonic() - self._processes.origin_s)
+        ended = {"session": worker.sessions - 1, "devices": worker.leaders}
+        self._server.send(self._processes.peers(self._syncers), "lost", **ended)
         for rank in worker.ranks:
             if rank not in lost:
                 self._processes.signal(rank, signal.SIGKILL)

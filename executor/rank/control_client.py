@@ -90,7 +90,7 @@ class ControlClient:
         self._outcome = ""
         # Number of the steps after which the session ends; infinite while this is not known.
         self._end_step = math.inf
-        self._calls: dict[str, Callable[[], None]] = {}
+        self._calls: dict[str, Callable[[Message], None]] = {}
         # Published steps that the head may not have heard.
         self._unheard: dict[int, Message] = {}
         self.is_ending = self.outlives_head = False
@@ -191,8 +191,8 @@ class ControlClient:
         """Register a function that the receiving thread calls if the session ends before the run."""
         self._on_end = on_end
 
-    def call_on(self, kind: str, function: Callable[[], None]) -> None:
-        """Register a function that the receiving thread calls after each message of a kind."""
+    def call_on(self, kind: str, function: Callable[[Message], None]) -> None:
+        """Register a function that the receiving thread calls with each message of a kind."""
         self._calls[kind] = function
 
     def known(self, step: int) -> NewPlan | None:
@@ -302,7 +302,7 @@ class ControlClient:
                 self._take(message)
                 self._changed.notify_all()
             if message["kind"] in self._calls:
-                self._calls[message["kind"]]()
+                self._calls[message["kind"]](message)
 
     def _connect_again(self) -> None:
         """Connect to the head that follows a lost one, and send it the steps that it may not have heard."""

@@ -57,7 +57,7 @@ class SessionUpdates:
         """Return the updates of a worker at its own speed, connected to all syncers if this rank exchanges layers."""
         config, context, spec = self._config, self._context, self._spec
         links: dict[str, SyncerLink] = {}
-        joins, device = spec.number > 0, config.device
+        device = config.device
         is_leader = any(device in leaders for leaders in plan.leaders)
         for syncer, address in spec.syncers.items() if is_leader else ():
             name, key = f"device '{syncer}', which takes the outer steps,", read_key(config.folder.key)
@@ -65,7 +65,7 @@ class SessionUpdates:
             emulation = None if context.shaper is None else context.shaper.between(device, syncer)
             links[syncer] = SyncerLink(channel, syncer, context.clock, emulation, self._fail)
         common = (self._transport, context.compute, context.clock, self._rows, context.outer)
-        updates = DecoupledUpdates(plan, config.scenario, device, spec.first_step, joins, links, *common)
+        updates = DecoupledUpdates(plan, config.scenario, device, spec.first_step, spec.number > 0, links, *common)
         for link in links.values():
-            link.introduce(device, updates.versions, joins=joins)
+            link.introduce(device, spec.number, updates.versions)
         return updates

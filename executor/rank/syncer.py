@@ -45,7 +45,8 @@ class _Holder:
         pending: Those whose newest version it lacks, and that no message under way has.
         link: The connection to it; None while it has no process.
         is_busy: Whether a message to it is under way.
-        is_told: Whether it was told that the run is over.
+        is_told: Whether it was told that the run is over, or is lost.
+        session: Number of its worker's newest session that is known here.
     """
 
     name: str
@@ -55,6 +56,7 @@ class _Holder:
     link: LayerLink | None = None
     is_busy: bool = False
     is_told: bool = False
+    session: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -127,7 +129,8 @@ class Syncer:
         )
         self._listening = listen((client.own_address, 0))
         self.address = self._listening.getsockname()[:2]
-        client.call_on("conclude", lambda: self._events.put(self._conclude))
+        client.call_on("conclude", lambda words: self._events.put(self._conclude))
+        client.call_on("lost", lambda words: self._events.put(partial(self._end_session, words)))
 
     def serve(self) -> None:
         """Take outer steps until the head ends the run."""
@@ -182,13 +185,20 @@ class Syncer:
         if words is None or words["kind"] != HELLO or words["device"] not in self._holders:
             channel.close()
             return
-        known = None if words["joins"] else dict(words["rows"])
-        self._events.put(partial(self._join, self._holders[words["device"]], channel, known))
+        session, versions = int(words["session"]), dict(words["rows"])
+        self._events.put(partial(self._join, self._holders[words["device"]], channel, session, versions))
 
     # --- events, in the thread of `serve` ---
 
-    def _join(self, holder: _Holder, channel: Channel, known: Mapping[int, int] | None) -> None:
-        """Connect a device, which has these versions of its layers; None if it needs those of all layers."""
+    def _join(self, holder: _Holder, channel: Channel, session: int, versions: Mapping[int, int]) -> None:
+        """Connect a device in a session of its worker, with these versions of its layers.
+
+        In any but the first session it takes over all layers.
+        """
+        if session < holder.session:
+            # Said while its process lived; the head has told since that it is lost.
+            channel.close()
+            return
         if holder.link is not None:
             holder.link.close()
         shaper, clock = self._context.shaper, self._context.clock
@@ -202,21 +212,34 @@ class Syncer:
             self._events.put(lambda: self._lose(holder, link))
 
         link = LayerLink(channel, holder.name, clock, emulation, heard, lost, self._give_up)
-        holder.link, holder.is_busy, holder.is_told = link, False, False
+        holder.link, holder.is_busy, holder.is_told, holder.session = link, False, False, session
         self._common.rejoin(holder.worker, holder.layers)
-        holder.pending = {
-            layer for layer in holder.layers if known is None or self._common.version(layer) > known[layer]
-        }
+        joins = session > 0
+        holder.pending = {layer for layer in holder.layers if joins or self._common.version(layer) > versions[layer]}
         self._flush(holder)
-        self._relay.connect(holder.name, link, joins=known is None)
+        self._relay.connect(holder.name, link, joins=joins)
+
+    def _end_session(self, words: Words) -> None:
+        """Await the devices of a worker no longer, whose session the head has ended; they may never have connected.
+
+        What they have sent before is still heard.
+        """
+        following = int(words["session"]) + 1
+        for holder in (self._holders[name] for name in words["devices"]):
+            if holder.session < following:
+                holder.session, holder.is_told = following, True
+                self._disregard(holder)
+
+    def _disregard(self, holder: _Holder) -> None:
+        self._common.lose(holder.worker, holder.layers, self._context.clock.now_s())
+        self._relay.lose(holder.name)
 
     def _lose(self, holder: _Holder, link: LayerLink) -> None:
         link.close()
         if holder.link is link:
             holder.link, holder.is_busy = None, False
             holder.pending.clear()
-            self._common.lose(holder.worker, holder.layers, self._context.clock.now_s())
-            self._relay.lose(holder.name)
+            self._disregard(holder)
             for checkpoint in list(self._snapshots):
                 self._note_mark(holder, checkpoint)
 

@@ -5,7 +5,7 @@ A message is one of `executor.core.control_channel`, followed by its payload:
 ======= ==================================================== ==========================================================
 kind    fields; payload                                      sent
 ======= ==================================================== ==========================================================
-hello   device, whether it joins, versions                   by a worker when it has connected
+hello   device, number of its worker's session, versions     by a worker when it has connected
 sent    rows, the fields of `Contribution` after the layer;  by a worker after a step
         pseudo-gradients
 mark    step of a checkpoint                                 by a worker when its state was copied for it
@@ -149,10 +149,16 @@ class SyncerLink:
         self._is_over = self._is_lost = False
         self._link = LayerLink(channel, syncer, clock, emulation, self._hear, self._lose, failed)
 
-    def introduce(self, device: str, versions: Mapping[int, int], *, joins: bool) -> None:
-        """Tell the syncer who this is, which versions it has of layers, and whether it needs those of all layers."""
+    def introduce(self, device: str, session: int, versions: Mapping[int, int]) -> None:
+        """Tell the syncer who this is and which versions it has of layers.
+
+        Args:
+            device: Name of this device.
+            session: Number of the session of its worker; in any but the first it takes over all layers.
+            versions: The version of each layer that it has taken over last.
+        """
         rows = [[layer, version] for layer, version in versions.items()]
-        self._link.send(HELLO, torch.empty(0), 0.0, device=device, joins=joins, rows=rows)
+        self._link.send(HELLO, torch.empty(0), 0.0, device=device, session=session, rows=rows)
 
     def send(self, sent: Sent, ready_s: float, departed: Callable[[float], None]) -> None:
         """Send pseudo-gradients without waiting."""

@@ -5,6 +5,7 @@ import signal
 import tempfile
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
 from planner.runs.event_totals import worker_steps
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
+from planner.scenario.faults import Absence
 from tests.executor.runtime.test_decoupled import apart
 from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, TOLERANCE, scenario_of
 from tests.helpers.processes.apart import Apart
@@ -158,6 +160,31 @@ def test_a_quorum_of_all_goes_on_without_a_struck_worker(
     assert there or absence.end_s - absence.start_s < 0.3
     assert all(absence.start_s - 1 < end_s < absence.end_s + 1 or end_s > last_s - 1 for end_s in alone)
     assert len(merged) > 2 * len(alone)
+
+
+@pytest.mark.slow
+def test_a_quorum_of_all_goes_on_without_a_worker_that_the_syncer_has_never_heard() -> None:
+    """What the worker says first takes 1.5 s to the syncer, and it is away from 0.3 s on."""
+    scenario = scenario_of(4, OPTIMIZERS[2])
+    *_, late, hub = scenario.cluster.devices
+    links = tuple(
+        replace(link, latency_s=1.5) if {link.source, link.target} == {late.region, hub.region} else link
+        for link in scenario.cluster.links
+    )
+    faults = (Absence(late.name, 0.3, 5.0),)
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=links), faults=faults)
+    plan = apart(scenario, (4, 4, 4), 2, OuterStep(mixing=0.5))
+    record = TorchBackend("real", at_profile_speed=True, emulator="shaper").run(scenario, plan, None, 90)
+    (absence,) = [event for event in record.events if event.kind is EventKind.FAULT]
+    assert absence.device == late.name
+    assert absence.end_s > 4
+    merged: dict[float, set[str]] = {}
+    for event in record.events:
+        if event.action == OUTER_ACTION and event.device == hub.name:
+            merged.setdefault(event.end_s, set()).add(event.peer)
+    without = [end_s for end_s, names in merged.items() if 1 < end_s < 4 and names == {"device-0", "device-1"}]
+    assert len(without) > 5
+    assert {"device-0", "device-1", late.name} in merged.values()
 
 
 @pytest.mark.slow
