@@ -14,7 +14,6 @@ Further checks compare the gains that the simulator predicts with those of real,
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -29,6 +28,7 @@ from experiments.benches.planning.adaptation_cases import LEAST_GAIN, Adaptation
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.runs.scenario import choose_scenario
+from experiments.sweep.engines.local import process_pool, usable_cores
 from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
@@ -124,7 +124,7 @@ def measure_adaptation(
         draw = Random(draw_seeds("cases", 1, seed, tell)[0])
         chosen = draw.sample(chosen, min(count, len(chosen)))
     rows: list[Row] = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with process_pool(usable_cores()) as pool:
         for row in pool.map(measure_case, chosen, repeat(QUICK_DURATION_S if quick else DURATION_S)):
             rows.append(row)
             gains = f"auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"

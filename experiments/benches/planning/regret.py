@@ -6,9 +6,7 @@ for an hour on every course, from the plan for the link's declared rate and from
 alone. The scenario is `alike` of the bench of adaptation, without its third region: messages may be compressed.
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -18,6 +16,7 @@ from experiments.benches.cases import draw_seeds
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, run_for, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DURATION_S
 from experiments.benches.result import BenchResult, Check, Row, at_least
+from experiments.sweep.engines.local import process_pool, usable_cores
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario, within_regions
@@ -95,7 +94,7 @@ def measure_regret(
     random = Random(draw_seeds("courses", 1, seed, tell)[0])
     gains: dict[Course, float] = {}
     rows: list[Row] = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with process_pool(usable_cores()) as pool:
         for place in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
             courses = choose_courses(random, number, gains)
             for course, found in zip(courses, pool.map(measure_course, courses), strict=True):

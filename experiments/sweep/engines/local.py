@@ -90,7 +90,7 @@ class LocalProcesses:
             # Keyed by the number of a portion's first point.
             given: dict[int, Sequence[Point]] = {}
             futures: dict[Future[Tally], int] = {}
-            with _pool(workers) as pool:
+            with process_pool(workers) as pool:
                 try:
                     while given or portioner.has_more:
                         while len(given) < _AHEAD * workers and (portion := next(portions, None)) is not None:
@@ -109,8 +109,12 @@ class LocalProcesses:
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Open a pool of processes that end at once when this block or this process ends."""
+def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Open a pool of processes that end at once, with what they are doing, when this block or this process ends.
+
+    Raises:
+        RunError: No process can be started.
+    """
     with ExitStack() as stack:
         stack.enter_context(one_thread_each())
         context = get_context("forkserver")

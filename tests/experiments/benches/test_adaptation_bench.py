@@ -1,6 +1,11 @@
+import os
+import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -12,9 +17,11 @@ from experiments.benches.planning.adaptation_cases import AdaptationCase, cases,
 from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
 from experiments.benches.planning.regret import Course, choose_courses, measure_course
 from experiments.benches.planning.regret import checks as regret_checks
+from experiments.benches.processes import MARK, await_end, marked_processes
 from experiments.runs.scenario import choose_scenario
 from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
+from tests.helpers.processes.command import COMMAND
 from traces.common.errors import InputError
 from traces.generators.presets import PRESETS
 from traces.trace import LinkTrace
@@ -142,3 +149,19 @@ def test_a_course_is_measured_from_both_starts() -> None:
     first, second = (float(row["none_per_s"]) for row in rows)
     assert first > second > 0
     assert float(rows[0]["auto_gain"]) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("bench", ["adaptation", "regret"])
+def test_a_signal_ends_the_bench_with_its_processes_in_the_middle_of_a_case(bench: str) -> None:
+    """A case takes minutes."""
+    mark = uuid4().hex
+    command = [*COMMAND, "bench", bench, "--count", "3", "--seed", "1"]
+    with subprocess.Popen(
+        command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        while not any("forkserver" in each for each in marked_processes(mark).values()):
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert not await_end(mark)
