@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.adapt.observation import PROBE_BYTES, probe_turn
+from planner.adapt.observation import PROBE_BYTES, is_exchange, probe_turn
 from planner.adapt.policy import Decision
 from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.events.file import PART_ROWS, EventFile, EventSpool
@@ -48,7 +48,7 @@ class Recorder:
         """Record an event that is not part of a step's graph."""
         self._others.append(event)
         self._count(1)
-        if event.kind in (EventKind.BACKUP, EventKind.MIGRATE):
+        if event.kind in (EventKind.BACKUP, EventKind.MIGRATE) or is_exchange(event):
             self._unobserved.append(event)
 
     def decide(self, decision: Decision, time_s: float) -> None:
@@ -57,7 +57,7 @@ class Recorder:
         self.add(Event(EventKind.DECISION, "", "", -1, -1, -1, step, "", time_s, time_s, 0))
 
     def finish(self, step: StepRun) -> Iterable[Event]:
-        """Record a finished step; return its events, and the backups and migrations since the last finished step."""
+        """Record a finished step; return its events, and the late ones since the last finished step."""
         events, others = self._events(step), self._unobserved
         self.keep(events)
         self._unobserved = []

@@ -7,17 +7,17 @@ from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
 
-from executor.control.arrivals import with_arrivals
+from executor.control.arrivals import LateArrivals
 from executor.control.attempts import AttemptFolder
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.adapt.migration import LayerTransfer
-from planner.adapt.observation import Observation
+from planner.adapt.observation import Observation, is_exchange
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.adapt.thinking import Thinking
-from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event
+from planner.events.event import ABSENT, Event, EventKind, fault_event
 from planner.plan.plan import Plan, samples_before
 from planner.runs.record import Progress, ProgressCallback
 
@@ -145,6 +145,7 @@ class PolicyDriver:
         self.absences = Absences(lambda row: None if self._attempt is None else self._attempt.add_absence(row))
         self.losses: dict[int, float] = {}
         self.norms: dict[int, GradientNorms] = {}
+        self._arrivals = LateArrivals()
         self._thinking = None
         if self._adaptation is not None:
             self._thinking = Thinking(self._adaptation, partial(PolicyCall, self._adaptation.propose))
@@ -157,8 +158,9 @@ class PolicyDriver:
             parts: The messages that the ranks have published for the step; see `executor.core.messages.pack`.
             away: The devices that have no process.
         """
-        # The policy sees no asynchronous updates: those that arrive late would belong to earlier steps.
-        events = [event for event in self._collect(parts) if not _is_update(event)]
+        rows = self._collect(parts)
+        # Updates belong to earlier steps if they arrive late.
+        events = [event for event in rows if not (is_exchange(event) or event.kind is EventKind.UPDATE)]
         if losses := [part["loss"] for part in parts if part["loss"] is not None]:
             self.losses[step] = sum(losses)
         local = [LocalNorms(**part["norms"]) for part in parts if part["norms"] is not None]
@@ -169,7 +171,7 @@ class PolicyDriver:
         if step < self._shown:
             return None
         self._shown = step + 1
-        decision = self._decide(step, events, away)
+        decision = self._decide(step, events, [*filter(is_exchange, rows)], away)
         self._show(step, events, decision, away)
         return None if decision is None else self.plan_at(decision.first_step)
 
@@ -184,13 +186,13 @@ class PolicyDriver:
         if step in self.norms:
             self._attempt.add_norms(self.norms[step])
 
-    def _decide(self, step: int, events: list[Event], away: list[str]) -> Decision | None:
+    def _decide(self, step: int, events: list[Event], exchanges: list[Event], away: list[str]) -> Decision | None:
         """Return the decision of the policy; None if the plan stays."""
         if self._adaptation is None or self._thinking is None:
             return None
         before = self._adaptation.latest
         norms = self.norms.get(step)
-        decision = self._thinking.finish_step(step, events, tuple(away), time.monotonic(), norms)
+        decision = self._thinking.finish_step(step, [*events, *exchanges], tuple(away), time.monotonic(), norms)
         if decision is None:
             return None
         made_s = max(event.end_s for event in events)
@@ -228,6 +230,7 @@ class PolicyDriver:
             now_s: When the loss was found, in run seconds.
         """
         events = self._collect(parts)
+        self._record(self._arrivals.drop())
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
         self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
         self.absences.begin(gone, now_s)
@@ -249,7 +252,8 @@ class PolicyDriver:
         return [self.plan_at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
 
     def end(self) -> None:
-        """Wait for the policy after the last step; raise what it raises."""
+        """Record what is left, and wait for the policy after the last step; raise what it raises."""
+        self._record(self._arrivals.drop())
         if self._thinking is not None:
             self._thinking.end()
 
@@ -285,7 +289,8 @@ class PolicyDriver:
         self._tell(f"lost: {', '.join(gone)}; the other pipelines go on, and this one follows when it is back")
 
     def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
-        return self._record(with_arrivals(event for part in parts for event in unpack(part["rows"], self._devices)))
+        rows = (event for part in parts for event in unpack(part["rows"], self._devices))
+        return self._record(self._arrivals.add(rows))
 
     def _record(self, events: list[Event]) -> list[Event]:
         if self._rows is not None:
@@ -301,8 +306,3 @@ class PolicyDriver:
     def _keep_decision(self, decision: Decision, now_s: float) -> None:
         if self._attempt is not None:
             self._attempt.add_decision(decision, now_s)
-
-
-def _is_update(event: Event) -> bool:
-    """Return whether a row belongs to an asynchronous update between pipelines."""
-    return event.kind is EventKind.UPDATE or (event.kind is EventKind.SEND and event.action == UPDATE_ACTION)

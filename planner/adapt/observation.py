@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from planner.adapt.gradient_noise import NoiseEstimate
-from planner.events.event import PROBE_ACTION, Event, EventKind
+from planner.events.event import PROBE_ACTION, UPDATE_ACTION, Event, EventKind
 from planner.plan.plan import Plan
 
 # Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages.
@@ -56,7 +56,7 @@ class PathObservation:
     """Traffic from device ``source`` to device ``target`` during a step.
 
     Attributes:
-        size_bytes: Bytes of all messages in the step, backups and migrations included, without probes.
+        size_bytes: Bytes of all messages in the step, backups, migrations and updates included, without probes.
         busy: Intervals (begin, end) in which at least one message was being sent, in order, seconds of the run.
         latency_s: Propagation delay in seconds, which includes the time that software takes to hand over a message: the
             least delay of any message in the last `WINDOW_STEPS` steps that probed the path; of these, since the third
@@ -133,20 +133,30 @@ class Observation:
     noise: NoiseEstimate | None = None
 
 
+def is_exchange(event: Event) -> bool:
+    """Return whether a row is the send of an update between pipelines, which later steps may overtake."""
+    return event.kind is EventKind.SEND and event.action == UPDATE_ACTION
+
+
+def _is_late(event: Event) -> bool:
+    return event.kind in (EventKind.BACKUP, EventKind.MIGRATE) or is_exchange(event)
+
+
 def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
     """Return the events of a recorded run by the step with which a policy sees them, to show them to a policy again.
 
-    A backup or migration is seen with the first step that ends after it has left its sender.
+    A backup or migration is seen with the first step that ends after it has left its sender, an exchange between
+    pipelines with the first one that ends after its arrival.
     """
-    late = (EventKind.BACKUP, EventKind.MIGRATE)
     parts: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:
-        if event.step >= 0 and event.kind not in (*late, EventKind.DECISION):
+        if event.step >= 0 and event.kind is not EventKind.DECISION and not _is_late(event):
             parts[event.step].append(event)
     ends_s = {step: max(event.end_s for event in part) for step, part in sorted(parts.items())}
     for event in events:
-        if event.kind in late:
-            step = next((step for step, end_s in ends_s.items() if end_s >= event.end_s), None)
+        if _is_late(event):
+            over_s = event.arrived_s if is_exchange(event) else event.end_s
+            step = next((step for step, end_s in ends_s.items() if end_s >= over_s), None)
             if step is not None:
                 parts[step].append(event)
     return parts
@@ -171,10 +181,10 @@ class Observer:
         sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
         end_s = 0.0
         for event in sorted(events, key=lambda e: (e.start_s, e.end_s, e.device)):
-            # Backups and migrations, which can be late, count in the step with whose events they come.
-            if event.kind in (EventKind.BACKUP, EventKind.MIGRATE) and event.arrived_s >= 0:
+            # What can be late counts in the step with whose events it comes.
+            if _is_late(event) and event.arrived_s >= 0:
                 sends[event.device, event.peer].append(event)
-            if event.step != step or event.kind is EventKind.BACKUP:
+            if event.step != step or event.kind is EventKind.BACKUP or is_exchange(event):
                 continue
             end_s = max(end_s, event.end_s)
             if event.kind is EventKind.COMPUTE:
