@@ -8,7 +8,7 @@ objective is returned. Devices are taken in an order that depends on neither the
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 from planner.check import is_possible
@@ -209,14 +209,18 @@ def _improved(
     """Return the best results of the local search from ``ranked``; both are in ascending order of their scores."""
     schedule, order = QUICK_ORDER
 
-    def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
+    def quick(plan: Plan) -> Plan:
         # Other orders take longer to find than a step to evaluate.
-        quick = [replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan for plan in starts]
-        found = [improve(plan, scenario, score, evaluations) for plan in quick]
+        return replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan
+
+    def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
+        found = [improve(quick(plan), scenario, score, evaluations) for plan in starts]
         return [plan for plan, _ in sorted(found, key=lambda each: each[1])[:most]]
 
     if effort is not _SMALL:
-        return best(ranked[: effort.starts], effort.evaluations, effort.finished)
+        # Seeds may differ from candidates, and from each other, in their order only.
+        starts = [*islice(dict.fromkeys(map(quick, ranked)), effort.starts)]
+        return best(starts, effort.evaluations, effort.finished)
     distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
     starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
     first = best(starts, _FIRST_EVALUATIONS, len(starts))
@@ -256,14 +260,15 @@ def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
 
 
 def _deeper(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
-    """Yield a plan in the order of 1F1B with more microbatches in flight, and with as many or twice as many of them.
+    """Yield a plan with more microbatches in flight, in two orders, and with as many or twice as many of them.
 
-    Whole backwards deliver gradients later than split ones, which more microbatches in flight hide; on links that flows
-    share, more than the latencies alone would need.
+    On links that flows share, more are needed than the latencies alone would need. Whole backwards, as in 1F1B, deliver
+    gradients later than split ones, which more microbatches in flight hide.
     """
     if not _has_stages(plan):
         return
-    for times, factor in product((1, 2), (2, 3)):
+    orders = (("1f1b", "scheduled"), QUICK_ORDER)
+    for (schedule, order), times, factor in product(orders, (1, 2), (2, 3)):
         pipelines = []
         for pipeline in plan.pipelines:
             microbatches = even_cut(pipeline.samples, min(times * len(pipeline.microbatches), pipeline.samples))
@@ -273,7 +278,7 @@ def _deeper(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
                 break
             pipelines.append(replace(pipeline, microbatches=microbatches).with_depths(depths))
         else:
-            yield replace(plan, pipelines=tuple(pipelines), schedule="1f1b", order="scheduled")
+            yield replace(plan, pipelines=tuple(pipelines), schedule=schedule, order=order)
 
 
 def _with_other_sums(plan: Plan) -> Iterator[Plan]:
