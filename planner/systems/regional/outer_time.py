@@ -9,11 +9,12 @@ intervals, in which it becomes periodic. At constant rates its steps take as lon
 (tests/planner/systems/test_time_to_loss.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cost.network import nominal_path, payload_bps
 from planner.plan.outer_step import OuterStep, fragment_exchanges
@@ -98,6 +99,7 @@ class ExchangePaths:
         numbers = {pair: number for number, pair in enumerate(ends)}
         message = (numbers[pair] for each in pairs for pair in zip(*each, strict=True))
         self._message = np.fromiter(message, np.int64).reshape(-1, len(self._parameters))
+        self._ends = list(numbers)
         # A device belongs to one worker.
         worker = {device: number for number, devices in enumerate(holders) for device in devices}
         self._pair = np.array([[worker[end] for end in pair] for pair in numbers], np.int64).reshape(-1, 2)
@@ -114,28 +116,56 @@ class ExchangePaths:
 
     def times(self, outer: OuterStep) -> ExchangeTimes:
         """Return the times of the exchanges by the settings of ``outer``."""
-        parts = outer.parts(self._workers)
-        rounds = 2 if parts > 1 else 1
-        # The last part of a layer is the largest one.
-        sizes = np.array([outer.part_bytes(count, parts - 1, parts) for count in self._parameters], np.float64)
+        rounds = 2 if outer.parts(self._workers) > 1 else 1
         shape = (outer.fragments, self._workers, self._workers)
         transmission_s, latency_s, price = np.zeros(shape), np.zeros(shape), 0.0
-        for fragment, runs in enumerate(outer.fragment_runs(len(sizes))):
+        for fragment, (sent, size_bytes, busy_s) in enumerate(self._messages(outer)):
+            ends = (fragment, *self._pair[sent].T)
+            np.maximum.at(transmission_s, ends, busy_s)
+            np.maximum.at(latency_s, ends, self._propagation_s(sent, size_bytes))
+            price += rounds * float(size_bytes @ self._prices[sent])
+        return ExchangeTimes(transmission_s, latency_s, rounds, price)
+
+    def expected(self, outer: OuterStep) -> dict[tuple[str, str], tuple[float, float]]:
+        """Return the busy time of a path for a byte of the exchanges, and the latency of a message, seconds.
+
+        The settings are those of ``outer``; the latency is the longest one of all fragments.
+        """
+        count = len(self._ends)
+        busy_s, size_bytes, latency_s = np.zeros(count), np.zeros(count), np.zeros(count)
+        for sent, own_bytes, own_s in self._messages(outer):
+            busy_s[sent] += own_s
+            size_bytes[sent] += own_bytes
+            latency_s[sent] = np.maximum(latency_s[sent], self._propagation_s(sent, own_bytes))
+        used = np.flatnonzero(size_bytes).tolist()
+        return {self._ends[at]: (busy_s[at] / size_bytes[at], latency_s[at]) for at in used}
+
+    def factors(self, slowness: Mapping[tuple[str, str], float]) -> Floats:
+        """Return the largest factor of the paths from a worker to another one, [workers, workers]; 1 where none is."""
+        largest = np.zeros((self._workers, self._workers))
+        np.maximum.at(largest, tuple(self._pair.T), [slowness.get(ends, 0.0) for ends in self._ends])
+        return np.where(largest > 0, largest, 1.0)
+
+    def _messages(self, outer: OuterStep) -> Iterator[tuple[NDArray[np.intp], Floats, Floats]]:
+        """Yield, for each fragment, the numbers of its messages, and the bytes and busy seconds of each of them."""
+        parts = outer.parts(self._workers)
+        # The last part of a layer is the largest one.
+        sizes = np.array([outer.part_bytes(count, parts - 1, parts) for count in self._parameters], np.float64)
+        for runs in outer.fragment_runs(len(sizes)):
             layers = [layer for first, end in runs for layer in range(first, end)]
-            size_bytes = np.bincount(
-                self._message[:, layers].reshape(-1), np.tile(sizes[layers], len(self._message)), len(self._pair)
-            )
+            each_bytes = np.tile(sizes[layers], len(self._message))
+            size_bytes = np.bincount(self._message[:, layers].reshape(-1), each_bytes, len(self._pair))
             sent = np.flatnonzero(size_bytes)
             on_links_s = size_bytes[self._message_of] * self._seconds[self._link_of]
             load_s = np.bincount(self._link_of, on_links_s, len(self._seconds))
             busy_s = np.array([self._paths[at].transmission_s(size_bytes[at]) for at in sent.tolist()])
             longest_s = np.zeros(len(self._pair))
             np.maximum.at(longest_s, self._message_of, load_s[self._link_of])
-            ends = (fragment, *self._pair[sent].T)
-            np.maximum.at(transmission_s, ends, np.maximum(busy_s, longest_s[sent]))
-            np.maximum.at(latency_s, ends, [self._paths[at].propagation_s(size_bytes[at]) for at in sent.tolist()])
-            price += rounds * float(size_bytes @ self._prices)
-        return ExchangeTimes(transmission_s, latency_s, rounds, price)
+            yield sent, size_bytes[sent].astype(np.float64), np.maximum(busy_s, longest_s[sent])
+
+    def _propagation_s(self, sent: NDArray[np.intp], size_bytes: Floats) -> list[float]:
+        paths = (self._paths[at] for at in sent.tolist())
+        return [path.propagation_s(size) for path, size in zip(paths, size_bytes.tolist(), strict=True)]
 
 
 def _holders(pipeline: Pipeline) -> list[str]:

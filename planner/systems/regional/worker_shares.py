@@ -36,17 +36,29 @@ class WorkerShares:
         self._whole: Plan | None = None
         self._held, self._least_held = 0, HELD_STEPS
 
-    def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
-        """Return the plan with the workers that are there and their samples; None if it stays.
+    def decide(
+        self,
+        observation: Observation,
+        plan: Plan,
+        slowdown: Mapping[str, float],
+        left_out: frozenset[str] = frozenset(),
+    ) -> Plan | None:
+        """Return the plan with the workers that take part and their samples; None if it stays.
 
-        ``slowdown`` is the factor on a device's profiled compute times, by device.
+        Args:
+            observation: What was measured in a step.
+            plan: The plan of the last decision.
+            slowdown: The factor on a device's profiled compute times, by device.
+            left_out: Devices of workers that do not take part, unless nobody else is there.
         """
         self._whole = self._whole or plan
         away = {*observation.gone, *observation.away}
         if not observation.gone and observation.plan.pipelines != plan.pipelines:
             # The plan is about to change.
             return None
-        proposed = self._proposed(self._whole, plan, away, slowdown)
+        proposed = self.without(plan, away | left_out, slowdown)
+        if proposed is None and left_out:
+            proposed = self.without(plan, away, slowdown)
         if proposed is None or proposed.pipelines == plan.pipelines:
             self._held = 0
             return None
@@ -59,8 +71,9 @@ class WorkerShares:
         self._held, self._least_held = 0, min(2 * self._least_held, MOST_HELD_STEPS)
         return proposed
 
-    def _proposed(self, whole: Plan, plan: Plan, away: Collection[str], slowdown: Mapping[str, float]) -> Plan | None:
-        """Return the plan with all workers that are there; None if there is none, or if they cannot go on."""
+    def without(self, plan: Plan, away: Collection[str], slowdown: Mapping[str, float]) -> Plan | None:
+        """Return a plan with all workers but those on some devices; None if there is none, or if they cannot go on."""
+        whole = self._whole or plan
         there = [left for each in whole.pipelines if (left := _without(each, away))]
         if not there:
             return None

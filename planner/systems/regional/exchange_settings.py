@@ -1,0 +1,179 @@
+"""Chooses, during a run, what workers exchange for their outer steps, and how often, by the law of the loss.
+
+The time to a loss is in proportion to p t. p is the price of the settings by the law of the task's loss: how many times
+as many steps they need as sums of gradients in every step (`LossLaw.price`). t is the mean time of a step with the
+exchanges. Chosen are interval, fragments, overlap and compression with the least p t, among
+those that the search for a plan tries.
+
+t is computed with the rates that the exchanges themselves show, whether training waits for them or not, and with the
+time of a step without exchanges. Where most steps wait for nothing, the measured ones tell by how much that differs
+from the computed one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from planner.adapt.interval_search import IntervalTimes
+from planner.adapt.observation import Observation
+from planner.plan.outer_step import OuterStep
+from planner.plan.plan import Plan
+from planner.scenario.convergence import MOST_PRICE, Floats, LossLaw
+from planner.scenario.scenario import Scenario
+from planner.step.evaluate import step_time_s
+from planner.systems.regional.loss_plan import DILOCO, STREAMING, mode_of, most_overlap, outer_modes
+from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
+from planner.systems.regional.path_slowness import PathSlowness
+
+# Share of p t that a change must save: it makes training wait for the exchanges that are under way.
+LEAST_GAIN = 0.05
+
+# Number of steps over which times are measured, and of those before, which may not yet wait as later ones do.
+_MEASURED_STEPS = 8
+
+# Paths are as slow as a power of this factor: two measurements of one path differ by some percent.
+_GRID = 2 ** (1 / 8)
+
+# Share of a step without exchanges by which it must have changed, so that all times are computed anew; and the most
+# times that are kept.
+_CHANGED, _MOST_KNOWN = 0.01, 10_000
+
+# Estimated time to compute the time of a step with exchanges, seconds (0.2 to 1.7 ms for 2 to 64 workers, measured).
+_THINKING_S = 0.001
+
+
+def measured_steps(interval: int) -> int:
+    """Return over how many steps an interval is measured: `_MEASURED_STEPS` or more, in whole intervals."""
+    return -(-_MEASURED_STEPS // interval) * interval
+
+
+class _Workers:
+    """What the exchanges of some workers take at the declared rates, by the settings of the outer step."""
+
+    def __init__(self, plan: Plan, scenario: Scenario) -> None:
+        self.paths = ExchangePaths(plan, scenario)
+        self._times: dict[tuple[int, str, str, str | None], ExchangeTimes] = {}
+        self._expected: dict[OuterStep, dict[tuple[str, str], tuple[float, float]]] = {}
+
+    def times(self, outer: OuterStep) -> ExchangeTimes:
+        key = (outer.fragments, outer.pattern, outer.compression, outer.exchange)
+        if key not in self._times:
+            self._times[key] = self.paths.times(outer)
+        return self._times[key]
+
+    def expected(self, outer: OuterStep) -> dict[tuple[str, str], tuple[float, float]]:
+        if outer not in self._expected:
+            self._expected = {outer: self.paths.expected(outer)}
+        return self._expected[outer]
+
+
+class ExchangeSettings:
+    """Chooses the settings of exchanges for plans with ``diloco`` and ``diloco-streaming``.
+
+    Attributes:
+        thinking_s: Estimated time of the last decision on a usual machine, seconds.
+        has_measured: Whether the last observation completed a measurement.
+    """
+
+    def __init__(self, scenario: Scenario, law: LossLaw) -> None:
+        self._scenario, self._law = scenario, law
+        self.thinking_s, self.has_measured = 0.0, False
+        self._slowdown: Mapping[str, float] = {}
+        self._slowness = PathSlowness()
+        self._workers: dict[tuple[str, ...], _Workers] = {}
+        self._measured = IntervalTimes(measured_steps)
+        # Measured over computed time of a step without exchanges.
+        self._overhead = 1.0
+        self._inner_s: dict[tuple[str, ...], float] = {}
+        # Times of a step by workers, settings and factors of paths.
+        self._known_s: dict[tuple[tuple[str, ...], tuple[int, OuterStep], bytes], float] = {}
+
+    def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
+        """Return the plan with other settings of exchanges; None if they would not save `LEAST_GAIN`.
+
+        ``slowdown`` is the factor on a device's profiled compute times, by device.
+        """
+        how, self.thinking_s, self.has_measured = plan.synchronisation, 0.0, False
+        # The law knows no sparse exchanges.
+        is_known = how.method in (DILOCO, STREAMING) and how.outer.density == 1 and self._law.covers(mode_of(plan))
+        if not is_known:
+            return None
+        self._slowdown = slowdown
+        if observation.plan.exchange_set_up == plan.exchange_set_up:
+            self._slowness.add(observation, self._of(plan).expected(how.outer))
+        else:
+            self._slowness.forget()
+        steps_s = self._measured.add(observation, plan, self.step_s(plan))
+        if not steps_s:
+            return None
+        self.has_measured = True
+        self._slowness.learn()
+        self._learn_inner(plan, steps_s)
+        best_s, best = self.best(plan)
+        return best if best_s < (1 - LEAST_GAIN) * self.score(plan) else None
+
+    def best(self, plan: Plan) -> tuple[float, Plan]:
+        """Return the least p t of a plan's workers, seconds, and the plan with the settings that have it."""
+        return min(((self.score(each), each) for each in (plan, *self._choices(plan))), key=lambda each: each[0])
+
+    def score(self, plan: Plan) -> float:
+        """Return p t of a plan, seconds."""
+        return self._law.price(mode_of(plan)) * self.step_s(plan)
+
+    def step_s(self, plan: Plan) -> float:
+        """Return the mean time of a step with exchanges at the rates that were seen last, seconds."""
+        how, factors = plan.synchronisation, self.factors(plan)
+        key = (plan.devices, how.exchange_settings, factors.tobytes())
+        if key not in self._known_s:
+            if len(self._known_s) >= _MOST_KNOWN:
+                self._known_s.clear()
+            inner_s = [self._computed_s(plan)] * len(plan.pipelines)
+            self._known_s[key] = self.times(plan).step_s(inner_s, *how.exchange_settings)
+            self.thinking_s += _THINKING_S
+        return self._known_s[key]
+
+    def times(self, plan: Plan) -> ExchangeTimes:
+        """Return what the exchanges of a plan take at the rates that were seen last."""
+        times = self._of(plan).times(plan.synchronisation.outer)
+        return replace(times, transmission_s=times.transmission_s * self.factors(plan))
+
+    def factors(self, plan: Plan) -> Floats:
+        """Return how many times as slow as declared the slowest path between two workers is, [workers, workers]."""
+        found = self._of(plan).paths.factors(self._slowness.factors)
+        return np.asarray(_GRID ** np.round(np.log(found) / np.log(_GRID)))
+
+    def _of(self, plan: Plan) -> _Workers:
+        if plan.devices not in self._workers:
+            self._workers[plan.devices] = _Workers(plan, self._scenario)
+        return self._workers[plan.devices]
+
+    def _computed_s(self, plan: Plan) -> float:
+        """Return the time of a step without exchanges, seconds."""
+        if plan.devices not in self._inner_s:
+            self._inner_s[plan.devices] = self._overhead * step_time_s(plan, self._scenario, slowdown=self._slowdown)
+        return self._inner_s[plan.devices]
+
+    def _learn_inner(self, plan: Plan, steps_s: Sequence[float]) -> None:
+        how, computed_s = plan.synchronisation, step_time_s(plan, self._scenario, slowdown=self._slowdown)
+        if computed_s and 2 * how.outer.fragments < how.interval_steps:
+            # Most steps wait for nothing.
+            self._overhead = median(steps_s) / computed_s
+        inner_s, before_s = self._overhead * computed_s, self._inner_s.get(plan.devices, 0.0)
+        if abs(inner_s - before_s) > _CHANGED * before_s:
+            self._inner_s = {plan.devices: inner_s}
+            self._known_s.clear()
+
+    def _choices(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plan with all settings of its method with which training converges by the law.
+
+        The overlap is the longest one, since links change.
+        """
+        how, mode, layers = plan.synchronisation, mode_of(plan), len(self._scenario.model.layers)
+        for other in outer_modes(self._law, mode, (mode.method,), layers):
+            if self._law.covers(other) and self._law.price(other) <= MOST_PRICE:
+                overlap = most_overlap(other) if mode.method == STREAMING else 0
+                outer = replace(how.outer, compression=other.compression, fragments=other.fragments)
+                outer = replace(outer, overlap_steps=overlap)
+                yield replace(plan, synchronisation=replace(how, interval_steps=other.interval_steps, outer=outer))

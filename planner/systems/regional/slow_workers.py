@@ -1,0 +1,81 @@
+"""Which workers are left out because exchanges with them take too long, and for how long.
+
+All workers wait for the slowest path when they exchange. A worker behind the slowest ones is left out if the time to a
+loss is shorter with the others alone, who then train its samples, each with its own best settings of exchanges. From
+then on nothing shows its paths. It is taken back after a time of which its return takes `RETURN_SHARE` at the rates
+that were seen last: the move of its state, and the steps until the exchanges with it are measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from planner.adapt.copies import layers_of
+from planner.adapt.migration import migration_time_s
+from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.adapt.worker_moves import devices_of, worker_moves
+from planner.plan.plan import Plan
+from planner.scenario.scenario import Scenario
+from planner.systems.regional.exchange_settings import ExchangeSettings, measured_steps
+
+# Share of the time to a loss that leaving a worker out must save, more than other settings must: its return costs, too.
+LEAST_GAIN = 0.15
+
+# Share of the time for which a worker is left out that its return may take.
+RETURN_SHARE = 0.1
+
+# Number of workers behind the slowest paths that are tried.
+_SUSPECTS = 2
+
+
+class SlowWorkers:
+    """The workers that are left out; each run needs an object of its own."""
+
+    def __init__(self, scenario: Scenario, exchanges: ExchangeSettings) -> None:
+        self._scenario = scenario
+        self._exchanges = exchanges
+        # When workers return, run seconds, by their devices.
+        self._until_s: dict[frozenset[str], float] = {}
+
+    def devices(self, now_s: float) -> frozenset[str]:
+        """Return the devices of the workers that are left out at run second ``now_s``."""
+        self._until_s = {devices: until_s for devices, until_s in self._until_s.items() if until_s > now_s}
+        return frozenset().union(*self._until_s)
+
+    def leave(self, plan: Plan, now_s: float, without: Callable[[frozenset[str]], Plan | None]) -> Plan | None:
+        """Return the plan without a slow worker, with the best settings for the others; None if it does not pay.
+
+        Args:
+            plan: The plan of all workers, with the settings that are best for them.
+            now_s: Run second.
+            without: Returns the plan without some devices; None if there is none.
+        """
+        best_score, best, left = (1 - LEAST_GAIN) * self._exchanges.score(plan), None, frozenset[str]()
+        for number in self._suspects(plan):
+            devices = devices_of(plan.pipelines[number])
+            others = without(devices)
+            if others is not None:
+                score, chosen = self._exchanges.best(others)
+                if score < best_score:
+                    best_score, best, left = score, chosen, devices
+        if best is not None:
+            self._until_s[left] = now_s + self._return_s(plan, best) / RETURN_SHARE
+        return best
+
+    def _suspects(self, plan: Plan) -> list[int]:
+        """Return the workers with the slowest paths from and to all others, as numbers of pipelines."""
+        if len(plan.pipelines) < 2:
+            return []
+        between_s = self._exchanges.times(plan).between_s
+        own_s = between_s.sum(axis=0) + between_s.sum(axis=1)
+        return [int(number) for number in np.argsort(-own_s, kind="stable")[:_SUSPECTS]]
+
+    def _return_s(self, plan: Plan, others: Plan) -> float:
+        """Return the seconds that the return of a worker to ``others`` takes from them, at the rates seen last."""
+        held = {device: layers_of(others, device) for device in others.devices}
+        moves = worker_moves(held, others, plan, self._scenario)
+        move_s = migration_time_s(moves, self._scenario) * float(self._exchanges.factors(plan).max(initial=1.0))
+        together = replace(plan, synchronisation=others.synchronisation)
+        longer_s = max(0.0, self._exchanges.step_s(together) - self._exchanges.step_s(others))
+        return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(others.synchronisation.interval_steps)) * longer_s
