@@ -7,12 +7,17 @@ those that the search for a plan tries.
 
 t is computed with the rates that the exchanges themselves show, whether training waits for them or not, and with the
 time of a step without exchanges. Where most steps wait for nothing, the measured ones tell by how much that differs
-from the computed one.
+from the computed one. On links that change by the second training waits for longer than the mean rates explain, since
+an exchange is as late as its latest message. A factor on the times of all messages accounts for that: the one with
+which the measured steps are explained, and while training waits for nothing at most the largest one that allows it,
+and less from one measurement to the next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from math import inf
+from statistics import mean, median
 
 import numpy as np
 
@@ -20,7 +25,7 @@ from planner.adapt.interval_search import IntervalTimes
 from planner.adapt.observation import Observation
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
-from planner.scenario.convergence import MOST_PRICE, Floats, LossLaw
+from planner.scenario.convergence import MOST_PRICE, Floats, LossLaw, TrainingMode
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.regional.loss_plan import DILOCO, STREAMING, mode_of, most_overlap, outer_modes
@@ -35,6 +40,12 @@ _MEASURED_STEPS = 8
 
 # Paths are as slow as a power of this factor: two measurements of one path differ by some percent.
 _GRID = 2 ** (1 / 8)
+
+# Share of a step without exchanges by which measured steps must be longer, so that training counts as waiting.
+_WAITING = 0.05
+
+# Factors on the times of all messages as powers of `_GRID`: the largest one, and by how much it falls in a measurement.
+_MOST_LATE, _CALMER = 80, 1
 
 # Share of a step without exchanges by which it must have changed, so that all times are computed anew; and the most
 # times that are kept.
@@ -87,6 +98,8 @@ class ExchangeSettings:
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
         self._inner_s: dict[tuple[str, ...], float] = {}
+        # The factor on the times of all messages, as a power of `_GRID`.
+        self._late = 0
         # Times of a step by workers, settings and factors of paths.
         self._known_s: dict[tuple[tuple[str, ...], tuple[int, OuterStep], bytes], float] = {}
 
@@ -111,12 +124,25 @@ class ExchangeSettings:
         self.has_measured = True
         self._slowness.learn()
         self._learn_inner(plan, steps_s)
+        self._learn_late(plan, mean(steps_s))
         best_s, best = self.best(plan)
         return best if best_s < (1 - LEAST_GAIN) * self.score(plan) else None
 
     def best(self, plan: Plan) -> tuple[float, Plan]:
         """Return the least p t of a plan's workers, seconds, and the plan with the settings that have it."""
-        return min(((self.score(each), each) for each in (plan, *self._choices(plan))), key=lambda each: each[0])
+        best_s, best, inner_s = self.score(plan), plan, self._computed_s(plan)
+        for price, mode in self._modes(plan):
+            if price * inner_s >= best_s:
+                # No step is shorter than one without exchanges.
+                break
+            other = _with_exchanges(plan, mode)
+            if (score := price * self.step_s(other)) < best_s:
+                best_s, best = score, other
+        return best_s, best
+
+    def least(self, plan: Plan) -> float:
+        """Return p t of a plan's workers if exchanges took no time, seconds, which none of their settings undercuts."""
+        return min((price for price, _ in self._modes(plan)), default=inf) * self._computed_s(plan)
 
     def score(self, plan: Plan) -> float:
         """Return p t of a plan, seconds."""
@@ -139,10 +165,22 @@ class ExchangeSettings:
         times = self._of(plan).times(plan.synchronisation.outer)
         return replace(times, transmission_s=times.transmission_s * self.factors(plan))
 
+    def _learn_late(self, plan: Plan, measured_s: float) -> None:
+        inner_s, before = self._computed_s(plan), self._late
+
+        def explained_s(power: int) -> float:
+            self._late = power
+            return self.step_s(plan)
+
+        limit_s = max(measured_s, explained_s(0)) * (1 + 1e-6)
+        largest = max(0, bisect_right(range(_MOST_LATE), limit_s, key=explained_s) - 1)
+        is_waiting = measured_s > (1 + _WAITING) * inner_s
+        self._late = largest if is_waiting else max(0, min(largest, before - _CALMER))
+
     def factors(self, plan: Plan) -> Floats:
         """Return how many times as slow as declared the slowest path between two workers is, [workers, workers]."""
         found = self._of(plan).paths.factors(self._slowness.factors)
-        return np.asarray(_GRID ** np.round(np.log(found) / np.log(_GRID)))
+        return np.asarray(_GRID ** (self._late + np.round(np.log(found) / np.log(_GRID))))
 
     def _of(self, plan: Plan) -> _Workers:
         if plan.devices not in self._workers:
@@ -165,15 +203,17 @@ class ExchangeSettings:
             self._inner_s = {plan.devices: inner_s}
             self._known_s.clear()
 
-    def _choices(self, plan: Plan) -> Iterator[Plan]:
-        """Yield the plan with all settings of its method with which training converges by the law.
+    def _modes(self, plan: Plan) -> list[tuple[float, TrainingMode]]:
+        """Return the ways to train by a plan's method with which it converges by the law, by rising price."""
+        mode, layers = mode_of(plan), len(self._scenario.model.layers)
+        covered = filter(self._law.covers, outer_modes(self._law, mode, (mode.method,), layers))
+        priced = ((self._law.price(each), each) for each in covered)
+        return sorted((each for each in priced if each[0] <= MOST_PRICE), key=lambda each: each[0])
 
-        The overlap is the longest one, since links change.
-        """
-        how, mode, layers = plan.synchronisation, mode_of(plan), len(self._scenario.model.layers)
-        for other in outer_modes(self._law, mode, (mode.method,), layers):
-            if self._law.covers(other) and self._law.price(other) <= MOST_PRICE:
-                overlap = most_overlap(other) if mode.method == STREAMING else 0
-                outer = replace(how.outer, compression=other.compression, fragments=other.fragments)
-                outer = replace(outer, overlap_steps=overlap)
-                yield replace(plan, synchronisation=replace(how, interval_steps=other.interval_steps, outer=outer))
+
+def _with_exchanges(plan: Plan, mode: TrainingMode) -> Plan:
+    """Return a plan with the exchanges of a mode and the longest overlap, since links change."""
+    how = plan.synchronisation
+    overlap = most_overlap(mode) if mode.method == STREAMING else 0
+    outer = replace(how.outer, compression=mode.compression, fragments=mode.fragments, overlap_steps=overlap)
+    return replace(plan, synchronisation=replace(how, interval_steps=mode.interval_steps, outer=outer))

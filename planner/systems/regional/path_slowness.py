@@ -34,7 +34,7 @@ class PathSlowness:
                 self._expected_s[path] += byte_s * seen.size_bytes
 
     def learn(self) -> None:
-        """Take what was added since the last call as the factors of the paths that it tells of."""
+        """Take what was added since the last call as a measurement of the paths that it tells of."""
         for path, expected_s in self._expected_s.items():
             if expected_s > 0:
                 self.factors[path] = max(_LEAST, self._busy_s[path] / expected_s)
