@@ -2,8 +2,8 @@
 
 The time to a loss is in proportion to p t. p is the price of the settings by the law of the task's loss: how many times
 as many steps they need as sums of gradients in every step (`LossLaw.price`). t is the mean time of a step with the
-exchanges. Chosen are interval, fragments, overlap and compression with the least p t, among
-those that the search for a plan tries.
+exchanges. Of the intervals, fragments, overlaps and compressions that the search for a plan tries, those with the least
+p t are chosen.
 
 t is computed with the rates that the exchanges themselves show, whether training waits for them or not, and with the
 time of a step without exchanges. Where most steps wait for nothing, the measured ones tell by how much that differs
@@ -48,8 +48,11 @@ _WAITING = 0.05
 _MOST_LATE, _CALMER = 80, 1
 
 # Share of a step without exchanges by which it must have changed, so that all times are computed anew; and the most
-# times that are kept.
-_CHANGED, _MOST_KNOWN = 0.01, 10_000
+# times and sets of workers that are kept.
+_CHANGED, _MOST_KNOWN, _MOST_SETS = 0.01, 10_000, 8
+
+# Difference of two step times by rounding, as a share.
+_ROUNDING = 1e-6
 
 # Estimated time to compute the time of a step with exchanges, seconds (0.2 to 1.7 ms for 2 to 64 workers, measured).
 _THINKING_S = 0.001
@@ -150,40 +153,46 @@ class ExchangeSettings:
 
     def step_s(self, plan: Plan) -> float:
         """Return the mean time of a step with exchanges at the rates that were seen last, seconds."""
-        how, factors = plan.synchronisation, self.factors(plan)
+        return self._step_s(plan, self._late)
+
+    def times(self, plan: Plan) -> ExchangeTimes:
+        """Return what the exchanges of a plan take at the rates that were seen last."""
+        return self._times(plan, self.factors(plan))
+
+    def factors(self, plan: Plan) -> Floats:
+        """Return how many times as slow as declared the slowest path between two workers is, [workers, workers]."""
+        return self._factors(plan, self._late)
+
+    def _step_s(self, plan: Plan, late: int) -> float:
+        how, factors = plan.synchronisation, self._factors(plan, late)
         key = (plan.devices, how.exchange_settings, factors.tobytes())
         if key not in self._known_s:
             if len(self._known_s) >= _MOST_KNOWN:
                 self._known_s.clear()
             inner_s = [self._computed_s(plan)] * len(plan.pipelines)
-            self._known_s[key] = self.times(plan).step_s(inner_s, *how.exchange_settings)
+            self._known_s[key] = self._times(plan, factors).step_s(inner_s, *how.exchange_settings)
             self.thinking_s += _THINKING_S
         return self._known_s[key]
 
-    def times(self, plan: Plan) -> ExchangeTimes:
-        """Return what the exchanges of a plan take at the rates that were seen last."""
+    def _times(self, plan: Plan, factors: Floats) -> ExchangeTimes:
         times = self._of(plan).times(plan.synchronisation.outer)
-        return replace(times, transmission_s=times.transmission_s * self.factors(plan))
+        return replace(times, transmission_s=times.transmission_s * factors)
+
+    def _factors(self, plan: Plan, late: int) -> Floats:
+        found = self._of(plan).paths.factors(self._slowness.factors)
+        return np.asarray(_GRID ** (late + np.round(np.log(found) / np.log(_GRID))))
 
     def _learn_late(self, plan: Plan, measured_s: float) -> None:
-        inner_s, before = self._computed_s(plan), self._late
-
-        def explained_s(power: int) -> float:
-            self._late = power
-            return self.step_s(plan)
-
-        limit_s = max(measured_s, explained_s(0)) * (1 + 1e-6)
-        largest = max(0, bisect_right(range(_MOST_LATE), limit_s, key=explained_s) - 1)
-        is_waiting = measured_s > (1 + _WAITING) * inner_s
-        self._late = largest if is_waiting else max(0, min(largest, before - _CALMER))
-
-    def factors(self, plan: Plan) -> Floats:
-        """Return how many times as slow as declared the slowest path between two workers is, [workers, workers]."""
-        found = self._of(plan).paths.factors(self._slowness.factors)
-        return np.asarray(_GRID ** (self._late + np.round(np.log(found) / np.log(_GRID))))
+        """Learn the largest factor that measured steps allow; while training waits for nothing, it falls."""
+        limit_s = max(measured_s, self._step_s(plan, 0)) * (1 + _ROUNDING)
+        above = bisect_right(range(_MOST_LATE), limit_s, key=lambda late: self._step_s(plan, late))
+        is_waiting = measured_s > (1 + _WAITING) * self._computed_s(plan)
+        self._late = max(0, above - 1 if is_waiting else min(above - 1, self._late - _CALMER))
 
     def _of(self, plan: Plan) -> _Workers:
         if plan.devices not in self._workers:
+            if len(self._workers) >= _MOST_SETS:
+                self._workers.clear()
             self._workers[plan.devices] = _Workers(plan, self._scenario)
         return self._workers[plan.devices]
 
