@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, permutations
+from statistics import median
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from executor.backend import TorchBackend
 from executor.core.step_program import compile_plan
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.observation import Observation, seen_with_steps
+from planner.adapt.observation import Observation, is_exchange, seen_with_steps
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy
 from planner.cost.synchronisation import syncer_pairs
 from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
@@ -26,6 +27,7 @@ from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, mesh_scenario
 from tests.helpers.strategies.scripted_policy import Scripted as ScriptedPlans
 from tests.helpers.strategies.timeless_rows import rows
+from tests.sim.test_outer_steps import regions
 from traces.trace import LinkTrace
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -283,3 +285,46 @@ def test_a_recorded_run_replayed_gives_the_same_decisions(
         if (proposed := replay.propose(seen)) is not None:
             replay.install(seen, proposed, first_steps[step])
     assert tuple(replay.decisions) == record.decisions
+
+
+class Watching:
+    """Keeps the plan, and what it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
+        self.seen.append(observation)
+        return None
+
+
+@pytest.mark.parametrize("backup_every", [0, 5])
+def test_policies_see_the_exchanges_of_outer_steps_alike(backup_every: int) -> None:
+    """Exchanges arrive during later steps; those of the last worker take four times as long."""
+    outer = OuterStep(fragments=2, pattern="strided", overlap_steps=1, mixing=0.5)
+    scenario, plan = regions([0.1] * 3, [0.05, 0.05], 5, outer)
+    slow = [
+        replace(link, bandwidth_bps=link.bandwidth_bps / (4 if "device-2" in (link.source, link.target) else 1))
+        for link in scenario.cluster.links
+    ]
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=tuple(slow)))
+    rates_bps = []
+    for backend in (
+        Simulator(backup_every=backup_every),
+        TorchBackend("paced", emulator="shaper", backup_every=backup_every),
+    ):
+        policy = Watching()
+        record = backend.run(scenario, plan, policy, 30)
+        sent = [event for event in record.events if is_exchange(event)]
+        assert len(sent) == 144
+        assert all(event.arrived_s >= event.end_s for event in sent)
+        paths = [path for each in policy.seen for path in each.paths if path.size_bytes > 100]
+        rates_bps.append(
+            {
+                path: median(e.rate_bps for e in paths if (e.source, e.target) == path)
+                for path in permutations(plan.devices, 2)
+            }
+        )
+    simulated, real = rates_bps
+    assert simulated["device-0", "device-1"] == pytest.approx(4 * simulated["device-0", "device-2"], rel=0.1)
+    assert real == pytest.approx(simulated, rel=0.3)

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from executor.control.arrivals import with_arrivals
+from executor.control.arrivals import LateArrivals, with_arrivals
+from planner.adapt.observation import is_exchange
 from planner.events.event import PROBE_ACTION, Event, EventKind
+from planner.plan.outer_step import OuterStep
 from planner.runs.record import RunRecord
 from sim.simulator import Simulator
 from tests.helpers.strategies.run_strategies import chains
 from tests.helpers.strategies.scripted_policy import Scripted
+from tests.sim.test_outer_steps import regions
 
 
 def send(microbatch: int, start_s: float, end_s: float, arrived_s: float = -1.0) -> Event:
@@ -59,6 +64,32 @@ def test_the_simulators_arrivals_come_back(case: tuple) -> None:
     record = Simulator().run(scenario, plan, Scripted({}), 3)
     assert any(event.action == PROBE_ACTION for event in record.events) == (len(plan.devices) > 1)
     assert _sends(with_arrivals(as_seen(record))) == _sends(record.events)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 25), max_size=12), st.floats(0, 3))
+def test_arrivals_come_back_whatever_part_a_send_and_its_arrival_come_with(cuts_s: list[float], late_s: float) -> None:
+    """Rows come when they end; those of exchanges later than the marks of their arrivals, or before."""
+    record = Simulator().run(*regions([1.0, 1.5], [0.5, 2.0], 3, OuterStep(fragments=2, overlap_steps=1)), None, 12)
+    comes_s = [(event.end_s + late_s * is_exchange(event), event) for event in as_seen(record)]
+    late, found = LateArrivals(), list[Event]()
+    bounds_s = [-1.0, *sorted(cuts_s), 1e9]
+    for begin_s, end_s in pairwise(bounds_s):
+        found += late.add(event for at_s, event in comes_s if begin_s < at_s <= end_s)
+        assert all(event.arrived_s >= 0 for event in found if is_exchange(event))
+    assert _sends(found) == _sends(record.events)
+    assert late.drop() == []
+
+
+def test_rows_that_wait_are_given_back_without_arrivals() -> None:
+    late = LateArrivals()
+    update = replace(send(-1, 1.0, 2.0), action="U")
+    told = replace(arrival(-1, 3.0, 3.0), action="U")
+    assert late.add([update, send(0, 1.0, 2.0)]) == [send(0, 1.0, 2.0)]
+    assert late.drop() == [update]
+    # What arrives afterwards belongs to steps that are done again.
+    assert late.add([told]) == []
+    assert late.drop() == []
 
 
 def _sends(events: Iterable[Event]) -> list[tuple[object, ...]]:

@@ -13,6 +13,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from planner.step.orders import with_schedule
 from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
@@ -51,7 +52,7 @@ def test_a_link_that_falls_for_good_is_left() -> None:
 def test_an_order_that_swaying_links_upset_is_given_up() -> None:
     swaying = [(2.0 * number, NOMINAL_BPS * (1.8 if number % 2 else 0.2)) for number in range(600)]
     scenario = wide_scenario(*swaying)
-    start = planned(wide_scenario())
+    start = with_schedule(planned(wide_scenario()), wide_scenario(), "compact-zb")
     assert (start.order, len(start.devices)) == ("scheduled", 2)
     adapted = run(scenario, start, "auto")
     assert adapted.decisions[0].plan.order == "dynamic"
