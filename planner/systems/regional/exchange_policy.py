@@ -33,8 +33,10 @@ class AnyMethodPolicy(AutoPolicy):
         learn_slowdowns(self._slowdown, observation, self._scenario)
         left_out = frozenset[str]() if self._slow is None else self._slow.devices(observation.end_s)
         with_others = self._workers.decide(observation, plan, self._slowdown, left_out)
-        if with_others is not None or observation.gone or self._exchanges is None or self._slow is None:
+        if self._exchanges is None or self._slow is None:
             return with_others
+        if with_others is not None or observation.gone:
+            return None if with_others is None else self._slow.with_exchanges(with_others)
         decided = self._exchanges.decide(observation, plan, self._slowdown)
         if self._exchanges.has_measured:
             away = {*observation.away, *left_out}

@@ -19,7 +19,7 @@ from planner.adapt.copies import layers_of
 from planner.adapt.migration import migration_time_s
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.worker_moves import devices_of, worker_moves
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.systems.regional.exchange_settings import ExchangeSettings, measured_steps
 
@@ -37,16 +37,24 @@ class SlowWorkers:
         self._scenario = scenario
         self._exchanges = exchanges
         self._measured_s = 0.0
-        # By the devices of a worker: what it has cost the others, seconds; when it returns, run seconds; how often it
-        # was left out.
+        # By the devices of a worker: what it has cost the others, seconds; when it returns, run seconds, and with which
+        # exchanges; how often it was left out.
         self._cost_s: dict[frozenset[str], float] = {}
         self._until_s: dict[frozenset[str], float] = {}
+        self._together: dict[frozenset[str], Synchronisation] = {}
         self._times: dict[frozenset[str], int] = {}
 
     def devices(self, now_s: float) -> frozenset[str]:
         """Return the devices of the workers that are left out at run second ``now_s``."""
         self._until_s = {devices: until_s for devices, until_s in self._until_s.items() if until_s > now_s}
         return frozenset[str]().union(*self._until_s)
+
+    def with_exchanges(self, plan: Plan) -> Plan:
+        """Return a plan with the exchanges that were best for all, if it has workers that were left out before."""
+        returned = [devices for devices in self._together if devices.issubset(plan.devices)]
+        for devices in returned:
+            plan = replace(plan, synchronisation=self._together.pop(devices))
+        return plan
 
     def leave(self, plan: Plan, now_s: float, without: Callable[[frozenset[str]], Plan | None]) -> Plan | None:
         """Return the plan without a slow worker, with the best settings for the others; None if it does not pay.
@@ -74,6 +82,7 @@ class SlowWorkers:
             if costs_s[devices] >= return_s:
                 times = self._times[devices] = self._times.get(devices, 0) + 1
                 self._until_s[devices] = now_s + 2 ** (times - 1) * len(plan.pipelines) * return_s
+                self._together[devices] = plan.synchronisation
                 self._cost_s = {}
                 return others
         self._cost_s = costs_s
@@ -92,6 +101,5 @@ class SlowWorkers:
         held = {device: layers_of(others, device) for device in others.devices}
         moves = worker_moves(held, others, plan, self._scenario)
         move_s = migration_time_s(moves, self._scenario) * float(self._exchanges.factors(plan).max(initial=1.0))
-        together = replace(plan, synchronisation=others.synchronisation)
-        longer_s = max(0.0, self._exchanges.step_s(together) - self._exchanges.step_s(others))
-        return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(others.synchronisation.interval_steps)) * longer_s
+        longer_s = max(0.0, self._exchanges.step_s(plan) - self._exchanges.step_s(others))
+        return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(plan.synchronisation.interval_steps)) * longer_s
