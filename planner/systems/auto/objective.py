@@ -20,7 +20,7 @@ from traces.common.errors import InputError
 OBJECTIVES = ("throughput", "cost")
 
 # Most devices of a plan that the fast model evaluates as the detailed one does.
-MOST_EVALUATED = 12
+MOST_EVALUATED = 24
 
 # Most devices of a plan for which the detailed model shares links among messages; with more, each pair of devices has
 # the links of its path alone, but no step is shorter than the load of its busiest link.

@@ -268,7 +268,7 @@ def _deeper(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     if not _has_stages(plan):
         return
     orders = (("1f1b", "scheduled"), QUICK_ORDER)
-    for (schedule, order), times, factor in product(orders, (1, 2), (2, 3)):
+    for (schedule, order), times, factor in product(orders, (1, 2), (2, 3, 4)):
         pipelines = []
         for pipeline in plan.pipelines:
             microbatches = even_cut(pipeline.samples, min(times * len(pipeline.microbatches), pipeline.samples))

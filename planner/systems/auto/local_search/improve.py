@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 from planner.plan.microbatches import even_cut
-from planner.plan.plan import Pipeline, Plan, equivalent_pipelines, replace_pipelines
+from planner.plan.plan import Pipeline, Plan, Stage, equivalent_pipelines, replace_pipelines
 from planner.scenario.scenario import Scenario
 from planner.systems.auto.candidates.build import on_devices, places_of, with_hiding_depths
 from planner.systems.auto.local_search.device_moves import FEW_DEVICES, device_moves, stage_moves
@@ -15,8 +15,9 @@ from planner.systems.auto.local_search.device_moves import FEW_DEVICES, device_m
 def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     """Yield the plans that differ from ``plan`` by one change and fit into memory.
 
-    A change moves the boundary between two stages by one layer, changes the number of microbatches, switches one
-    stage's recomputation on or off, moves samples to other pipelines, or leaves out a stage, a replica or a pipeline.
+    A change divides stages into two with half of the replicas each, moves the boundary between two stages by one
+    layer, changes the number of microbatches, switches one stage's recomputation on or off, moves samples to other
+    pipelines, or leaves out a stage, a replica or a pipeline.
     Equivalent pipelines change together; a boundary also moves in all pipelines at once that divide the layers alike,
     since their sums of gradients get slower if only some of them change. For few devices,
     `planner.systems.auto.local_search.device_moves` adds further changes.
@@ -25,15 +26,12 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
     yield from _with_common_cut_shifted(plan, scenario, groups)
     for group in groups:
         first = plan.pipelines[group[0]]
+        yield from _with_other_devices(plan, scenario, group, _with_halved_stages)
         for changed in (*_with_shifted_cut(first), *_with_other_count(first), *_with_other_recompute(first)):
             fitted = with_hiding_depths(changed, scenario)
             if fitted is not None:
                 yield _in_all(plan, group, fitted)
-        for smaller in zip(*(_with_fewer_devices(plan.pipelines[index]) for index in group), strict=True):
-            fitted = with_hiding_depths(smaller[0], scenario)
-            if fitted is not None:
-                depths = [stage.in_flight for stage in fitted.stages]
-                yield replace_pipelines(plan, group, [each.with_depths(depths) for each in smaller])
+        yield from _with_other_devices(plan, scenario, group, _with_fewer_devices)
     devices = scenario.cluster.devices
     for moved in (*device_moves(plan), *(stage_moves(plan, devices) if len(devices) <= FEW_DEVICES else ())):
         refitted = [with_hiding_depths(pipeline, scenario) for pipeline in moved.pipelines]
@@ -49,9 +47,39 @@ def neighbours(plan: Plan, scenario: Scenario) -> Iterator[Plan]:
             yield from _with_fewer_pipelines(plan, scenario, group[-1])
 
 
+def _with_other_devices(
+    plan: Plan, scenario: Scenario, group: Sequence[int], change: Callable[[Pipeline], Iterator[Pipeline]]
+) -> Iterator[Plan]:
+    """Yield the plans in which a group of equivalent pipelines changes alike, each with devices of its own."""
+    for changed in zip(*(change(plan.pipelines[index]) for index in group), strict=True):
+        fitted = with_hiding_depths(changed[0], scenario)
+        if fitted is not None:
+            depths = [stage.in_flight for stage in fitted.stages]
+            yield replace_pipelines(plan, group, [each.with_depths(depths) for each in changed])
+
+
 def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
     """Return the plan with each pipeline of a group replaced by a copy of ``changed`` on its own devices."""
     return replace_pipelines(plan, group, [on_devices(changed, places_of(plan.pipelines[index])) for index in group])
+
+
+def _with_halved_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """Yield the pipelines in which one stage becomes two, with half of its layers and replicas each, or all that can."""
+    halves = {at: pair for at, stage in enumerate(pipeline.stages) if (pair := _halves(stage)) is not None}
+    for chosen in dict.fromkeys((tuple(halves), *((at,) for at in halves))):
+        if chosen:
+            parts = (halves[at] if at in chosen else (stage,) for at, stage in enumerate(pipeline.stages))
+            yield replace(pipeline, stages=tuple(chain.from_iterable(parts)))
+
+
+def _halves(stage: Stage) -> tuple[Stage, Stage] | None:
+    """Return two stages with half of a stage's layers and replicas each; None if these are few or unlike."""
+    replicas, layers = stage.replicas, stage.end_layer - stage.first_layer
+    if len(replicas) % 2 or layers < 2 or len({replica.share for replica in replicas}) > 1:
+        return None
+    cut, middle = stage.first_layer + (layers + 1) // 2, len(replicas) // 2
+    front = replace(stage, end_layer=cut, replicas=replicas[:middle])
+    return front, replace(stage, first_layer=cut, replicas=replicas[middle:])
 
 
 def _with_shifted_cut(pipeline: Pipeline) -> Iterator[Pipeline]:
