@@ -64,7 +64,7 @@ def _in_all(plan: Plan, group: Sequence[int], changed: Pipeline) -> Plan:
 
 
 def _with_halved_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Yield the pipelines in which one stage becomes two, with half of its layers and replicas each, or all that can."""
+    """Yield the pipelines in which one stage, or each that can, becomes two with half of its layers and replicas."""
     halves = {at: pair for at, stage in enumerate(pipeline.stages) if (pair := _halves(stage)) is not None}
     for chosen in dict.fromkeys((tuple(halves), *((at,) for at in halves))):
         if chosen:
