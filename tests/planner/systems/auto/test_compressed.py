@@ -39,7 +39,7 @@ def test_smaller_messages_are_chosen_where_they_shorten_the_step() -> None:
 
 
 def test_numbers_stay_as_they_are_where_rounding_gains_less_than_a_hundredth() -> None:
-    quick = with_better_links(SITES, 40)
+    quick = with_better_links(SITES, 20)
     plan = auto(allowing(quick, "none", "int8"))
     assert (plan.compression, len(plan.devices)) == ("none", 4)
     rounded = replace(plan, compression="int8")
