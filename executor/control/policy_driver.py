@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
 
-from executor.control.arrivals import LateArrivals
+from executor.control.arrivals import LateArrivals, with_arrivals
 from executor.control.attempts import AttemptFolder
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
@@ -230,7 +230,7 @@ class PolicyDriver:
             now_s: When the loss was found, in run seconds.
         """
         events = self._collect(parts)
-        self._record(self._arrivals.drop())
+        self._record_waiting()
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
         self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
         self.absences.begin(gone, now_s)
@@ -253,7 +253,7 @@ class PolicyDriver:
 
     def end(self) -> None:
         """Record what is left, and wait for the policy after the last step; raise what it raises."""
-        self._record(self._arrivals.drop())
+        self._record_waiting()
         if self._thinking is not None:
             self._thinking.end()
 
@@ -289,8 +289,16 @@ class PolicyDriver:
         self._tell(f"lost: {', '.join(gone)}; the other pipelines go on, and this one follows when it is back")
 
     def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
-        rows = (event for part in parts for event in unpack(part["rows"], self._devices))
-        return self._record(self._arrivals.add(rows))
+        rows = [event for part in parts for event in unpack(part["rows"], self._devices)]
+        complete = self._arrivals.add(rows)
+        # What outlives this process is written at once, without the arrivals that later parts tell.
+        self._record(complete if self._attempt is None else with_arrivals(rows))
+        return complete
+
+    def _record_waiting(self) -> None:
+        waiting = self._arrivals.drop()
+        if self._attempt is None:
+            self._record(waiting)
 
     def _record(self, events: list[Event]) -> list[Event]:
         if self._rows is not None:

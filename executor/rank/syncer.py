@@ -45,7 +45,8 @@ class _Holder:
         pending: Those whose newest version it lacks, and that no message under way has.
         link: The connection to it; None while it has no process.
         is_busy: Whether a message to it is under way.
-        is_told: Whether it was told that the run is over, or is lost.
+        is_told: Whether it was told that the run is over.
+        is_lost: Whether the head has ended its worker's session.
         session: Number of its worker's newest session that is known here.
     """
 
@@ -56,6 +57,7 @@ class _Holder:
     link: LayerLink | None = None
     is_busy: bool = False
     is_told: bool = False
+    is_lost: bool = False
     session: int = 0
 
 
@@ -212,7 +214,8 @@ class Syncer:
             self._events.put(lambda: self._lose(holder, link))
 
         link = LayerLink(channel, holder.name, clock, emulation, heard, lost, self._give_up)
-        holder.link, holder.is_busy, holder.is_told, holder.session = link, False, False, session
+        holder.link, holder.session = link, session
+        holder.is_busy = holder.is_told = holder.is_lost = False
         self._common.rejoin(holder.worker, holder.layers)
         joins = session > 0
         holder.pending = {layer for layer in holder.layers if joins or self._common.version(layer) > versions[layer]}
@@ -227,7 +230,7 @@ class Syncer:
         following = int(words["session"]) + 1
         for holder in (self._holders[name] for name in words["devices"]):
             if holder.session < following:
-                holder.session, holder.is_told = following, True
+                holder.session, holder.is_lost = following, True
                 self._disregard(holder)
 
     def _disregard(self, holder: _Holder) -> None:
@@ -351,7 +354,7 @@ class Syncer:
             link.send(OVER, torch.empty(0), self._context.clock.now_s())
 
     def _has_told_all(self) -> bool:
-        return all(holder.link is None or holder.is_told for holder in self._holders.values())
+        return all(holder.link is None or holder.is_told or holder.is_lost for holder in self._holders.values())
 
     def _publish(self) -> None:
         if self._rows:

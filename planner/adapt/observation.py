@@ -146,7 +146,7 @@ def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
     """Return the events of a recorded run by the step with which a policy sees them, to show them to a policy again.
 
     A backup or migration is seen with the first step that ends after it has left its sender, an exchange between
-    pipelines with the first one that ends after its arrival.
+    pipelines with the first one that ends after its arrival; policies of simulated runs see some exchanges later.
     """
     parts: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:

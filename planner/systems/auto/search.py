@@ -8,7 +8,7 @@ objective is returned. Devices are taken in an order that depends on neither the
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice, product
+from itertools import product
 from math import inf
 
 from planner.check import is_possible
@@ -214,15 +214,18 @@ def _improved(
         return replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
-        found = [improve(quick(plan), scenario, score, evaluations) for plan in starts]
+        found = [improve(plan, scenario, score, evaluations) for plan in starts]
         return [plan for plan, _ in sorted(found, key=lambda each: each[1])[:most]]
 
     if effort is not _SMALL:
         # Seeds may differ from candidates, and from each other, in their order only.
-        starts = [*islice(dict.fromkeys(map(quick, ranked)), effort.starts)]
-        return best(starts, effort.evaluations, effort.finished)
-    distinct = {_device_sets(plan): plan for plan in reversed(ranked)}
-    starts = [plan for plan in ranked if distinct[_device_sets(plan)] is plan][: _SMALL.starts]
+        distinct: dict[Plan, None] = {}
+        for plan in ranked:
+            if len(distinct) < effort.starts:
+                distinct.setdefault(quick(plan))
+        return best([*distinct], effort.evaluations, effort.finished)
+    firsts = {_device_sets(plan): plan for plan in reversed(ranked)}
+    starts = [quick(plan) for plan in ranked if firsts[_device_sets(plan)] is plan][: _SMALL.starts]
     first = best(starts, _FIRST_EVALUATIONS, len(starts))
     # `_ordered` shortens data-parallel plans more than others, by overlapping gradient sums with backward: keep one.
     rest = first[_SMALL.finished :]

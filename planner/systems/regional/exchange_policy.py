@@ -38,7 +38,7 @@ class AnyMethodPolicy(AutoPolicy):
         if with_others is not None or observation.gone:
             return None if with_others is None else self._slow.with_exchanges(with_others)
         decided = self._exchanges.decide(observation, plan, self._slowdown)
-        if self._exchanges.has_measured:
+        if self._exchanges.measured_s:
             away = {*observation.away, *left_out}
 
             def without(devices: frozenset[str]) -> Plan | None:

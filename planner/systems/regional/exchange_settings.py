@@ -16,6 +16,7 @@ and less from one measurement to the next.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from math import inf
 from statistics import mean, median
 
@@ -24,7 +25,7 @@ import numpy as np
 from planner.adapt.interval_search import IntervalTimes
 from planner.adapt.observation import Observation
 from planner.plan.outer_step import OuterStep
-from planner.plan.plan import Plan
+from planner.plan.plan import Pipeline, Plan
 from planner.scenario.convergence import MOST_PRICE, Floats, LossLaw, TrainingMode
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
@@ -47,8 +48,8 @@ _WAITING = 0.05
 # Factors on the times of all messages as powers of `_GRID`: the largest one, and by how much it falls in a measurement.
 _MOST_LATE, _CALMER = 80, 1
 
-# Share of a step without exchanges by which it must have changed, so that all times are computed anew; and the most
-# times and sets of workers that are kept.
+# Share by which compute times must have changed, so that all times of steps are computed anew; and the most times and
+# sets of workers that are kept.
 _CHANGED, _MOST_KNOWN, _MOST_SETS = 0.01, 10_000, 8
 
 # Difference of two step times by rounding, as a share.
@@ -56,6 +57,9 @@ _ROUNDING = 1e-6
 
 # Estimated time to compute the time of a step with exchanges, seconds (0.2 to 1.7 ms for 2 to 64 workers, measured).
 _THINKING_S = 0.001
+
+# The same for the paths between new workers, for each layer of a pair (0.5 s for 64 workers and 12 layers, measured).
+_THINKING_OF_A_LAYER_S = 1e-5
 
 
 def measured_steps(interval: int) -> int:
@@ -88,30 +92,32 @@ class ExchangeSettings:
 
     Attributes:
         thinking_s: Estimated time of the last decision on a usual machine, seconds.
-        has_measured: Whether the last observation completed a measurement.
+        measured_s: Time of the steps whose measurement the last observation completed, seconds; 0 if it completed none.
     """
 
     def __init__(self, scenario: Scenario, law: LossLaw) -> None:
         self._scenario, self._law = scenario, law
-        self.thinking_s, self.has_measured = 0.0, False
+        self.thinking_s = self.measured_s = 0.0
         self._slowdown: Mapping[str, float] = {}
+        # The factors with which times were computed.
+        self._computed_with: dict[str, float] = {}
         self._slowness = PathSlowness()
         self._workers: dict[tuple[str, ...], _Workers] = {}
         self._measured = IntervalTimes(measured_steps)
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
-        self._inner_s: dict[tuple[str, ...], float] = {}
+        self._inner_s: dict[tuple[Pipeline, ...], float] = {}
         # The factor on the times of all messages, as a power of `_GRID`.
         self._late = 0
         # Times of a step by workers, settings and factors of paths.
-        self._known_s: dict[tuple[tuple[str, ...], tuple[int, OuterStep], bytes], float] = {}
+        self._known_s: dict[tuple[tuple[Pipeline, ...], tuple[int, OuterStep], bytes], float] = {}
 
     def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
         """Return the plan with other settings of exchanges; None if they would not save `LEAST_GAIN`.
 
         ``slowdown`` is the factor on a device's profiled compute times, by device.
         """
-        how, self.thinking_s, self.has_measured = plan.synchronisation, 0.0, False
+        how, self.thinking_s, self.measured_s = plan.synchronisation, 0.0, 0.0
         # The law knows no sparse exchanges.
         is_known = how.method in (DILOCO, STREAMING) and how.outer.density == 1 and self._law.covers(mode_of(plan))
         if not is_known:
@@ -124,7 +130,7 @@ class ExchangeSettings:
         steps_s = self._measured.add(observation, plan, self.step_s(plan))
         if not steps_s:
             return None
-        self.has_measured = True
+        self.measured_s = sum(steps_s)
         self._slowness.learn()
         self._learn_inner(plan, steps_s)
         self._learn_late(plan, mean(steps_s))
@@ -165,7 +171,7 @@ class ExchangeSettings:
 
     def _step_s(self, plan: Plan, late: int) -> float:
         how, factors = plan.synchronisation, self._factors(plan, late)
-        key = (plan.devices, how.exchange_settings, factors.tobytes())
+        key = (plan.pipelines, how.exchange_settings, blake2b(factors.tobytes(), digest_size=16).digest())
         if key not in self._known_s:
             if len(self._known_s) >= _MOST_KNOWN:
                 self._known_s.clear()
@@ -192,24 +198,29 @@ class ExchangeSettings:
     def _of(self, plan: Plan) -> _Workers:
         if plan.devices not in self._workers:
             if len(self._workers) >= _MOST_SETS:
-                self._workers.clear()
+                del self._workers[next(iter(self._workers))]
             self._workers[plan.devices] = _Workers(plan, self._scenario)
+            pairs = len(plan.pipelines) * (len(plan.pipelines) - 1)
+            self.thinking_s += _THINKING_OF_A_LAYER_S * pairs * len(self._scenario.model.layers)
         return self._workers[plan.devices]
 
     def _computed_s(self, plan: Plan) -> float:
         """Return the time of a step without exchanges, seconds."""
-        if plan.devices not in self._inner_s:
-            self._inner_s[plan.devices] = self._overhead * step_time_s(plan, self._scenario, slowdown=self._slowdown)
-        return self._inner_s[plan.devices]
+        if plan.pipelines not in self._inner_s:
+            self._inner_s[plan.pipelines] = self._overhead * step_time_s(plan, self._scenario, slowdown=self._slowdown)
+        return self._inner_s[plan.pipelines]
 
     def _learn_inner(self, plan: Plan, steps_s: Sequence[float]) -> None:
-        how, computed_s = plan.synchronisation, step_time_s(plan, self._scenario, slowdown=self._slowdown)
+        how, overhead = plan.synchronisation, self._overhead
+        computed_s = step_time_s(plan, self._scenario, slowdown=self._slowdown)
         if computed_s and 2 * how.outer.fragments < how.interval_steps:
             # Most steps wait for nothing.
-            self._overhead = median(steps_s) / computed_s
-        inner_s, before_s = self._overhead * computed_s, self._inner_s.get(plan.devices, 0.0)
-        if abs(inner_s - before_s) > _CHANGED * before_s:
-            self._inner_s = {plan.devices: inner_s}
+            overhead = median(steps_s) / computed_s
+        before = {device: self._computed_with.get(device, 1.0) for device in self._slowdown}
+        pairs = [(overhead, self._overhead), *((self._slowdown[device], each) for device, each in before.items())]
+        if any(abs(now - then) > _CHANGED * then for now, then in pairs):
+            self._overhead, self._computed_with = overhead, dict(self._slowdown)
+            self._inner_s.clear()
             self._known_s.clear()
 
     def _modes(self, plan: Plan) -> list[tuple[float, TrainingMode]]:

@@ -1,16 +1,17 @@
 """Which workers are left out because exchanges with them take too long, and for how long.
 
-All workers wait for the slowest path when they exchange. Behind such a path a worker costs the others more time than it
-saves them, if the time to a loss is shorter with the others alone, who then train its samples, with settings of
-exchanges that are best for them. It is left out when it has cost as much as its return will: the move of its state, and
-the steps until the exchanges with it are measured, both at the rates that were seen last. So a short failure of a link
-leaves nobody out, and a lasting one costs at most about twice as much as if it had been known.
+All workers wait for the slowest path when they exchange. Behind such a path a worker, or all workers of a region, cost
+the others more time than they save them, if the time to a loss is shorter with the others alone, who then train their
+samples, with settings of exchanges that are best for them. They are left out when they have cost as much as their
+return will: the move of their state, and the steps until the exchanges with them are measured, both at the rates that
+were seen last. So a short failure of a link leaves nobody out, and a lasting one costs at most about twice as much as
+if it had been known.
 
 Nothing shows the paths of a worker that is left out. It is taken back when the others have lost as much without it, and
-each time that it is left out again, after twice as long.
+each time that it is left out again, after twice as long; until then its paths count as slow as they were.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,8 +27,8 @@ from planner.systems.regional.exchange_settings import ExchangeSettings, measure
 # Share of the time to a loss that leaving a worker out must save.
 LEAST_GAIN = 0.1
 
-# Number of workers behind the slowest paths that are looked at.
-_SUSPECTS = 2
+# How often further workers behind the slowest paths are looked at, together with those before.
+_ROUNDS = 3
 
 
 class SlowWorkers:
@@ -36,9 +37,8 @@ class SlowWorkers:
     def __init__(self, scenario: Scenario, exchanges: ExchangeSettings) -> None:
         self._scenario = scenario
         self._exchanges = exchanges
-        self._measured_s = 0.0
-        # By the devices of a worker: what it has cost the others, seconds; when it returns, run seconds, and with which
-        # exchanges; how often it was left out.
+        # By the devices of workers: what these have cost the others, seconds; when they return, run seconds, and with
+        # which exchanges; how often they were left out.
         self._cost_s: dict[frozenset[str], float] = {}
         self._until_s: dict[frozenset[str], float] = {}
         self._together: dict[frozenset[str], Synchronisation] = {}
@@ -57,7 +57,7 @@ class SlowWorkers:
         return plan
 
     def leave(self, plan: Plan, now_s: float, without: Callable[[frozenset[str]], Plan | None]) -> Plan | None:
-        """Return the plan without a slow worker, with the best settings for the others; None if it does not pay.
+        """Return the plan without slow workers, with the best settings for the others; None if it does not pay.
 
         To be called after each measurement of the exchanges.
 
@@ -66,35 +66,58 @@ class SlowWorkers:
             now_s: Run second.
             without: Returns the plan without some devices; None if there is none.
         """
-        elapsed_s, self._measured_s = now_s - self._measured_s, now_s
-        together = self._exchanges.score(plan)
-        costs_s: dict[frozenset[str], float] = {}
-        for number in self._suspects(plan):
-            devices = devices_of(plan.pipelines[number])
-            others = without(devices)
-            if others is None or self._exchanges.least(others) > (1 - LEAST_GAIN) * together:
-                continue
-            score, others = self._exchanges.best(others)
-            if score > (1 - LEAST_GAIN) * together:
-                continue
-            costs_s[devices] = self._cost_s.get(devices, 0.0) + elapsed_s * (1 - score / together)
-            return_s = self._return_s(plan, others)
-            if costs_s[devices] >= return_s:
-                times = self._times[devices] = self._times.get(devices, 0) + 1
-                self._until_s[devices] = now_s + 2 ** (times - 1) * len(plan.pipelines) * return_s
-                self._together[devices] = plan.synchronisation
-                self._cost_s = {}
-                return others
-        self._cost_s = costs_s
-        return None
+        exchanges, together = self._exchanges, self._exchanges.score(plan)
+        # What workers save that are slow to compute is none of their paths' fault.
+        least = exchanges.least(plan)
+        scores: dict[frozenset[str], tuple[float, Plan]] = {}
+        for devices, others in self._suspects(plan, without):
+            if max(least, exchanges.least(others)) <= (1 - LEAST_GAIN) * together:
+                score, chosen = exchanges.best(others)
+                if max(score, least) <= (1 - LEAST_GAIN) * together:
+                    scores[devices] = max(score, least), chosen
+        self._cost_s = {
+            devices: self._cost_s.get(devices, 0.0) + exchanges.measured_s * (1 - score / together)
+            for devices, (score, _) in scores.items()
+        }
+        if not scores:
+            return None
+        devices = min(scores, key=lambda each: scores[each][0])
+        others = scores[devices][1]
+        return_s = max(exchanges.measured_s, self._return_s(plan, others))
+        if self._cost_s[devices] < return_s:
+            return None
+        times = self._times[devices] = self._times.get(devices, 0) + 1
+        self._until_s[devices] = now_s + 2 ** (times - 1) * len(plan.pipelines) * return_s
+        self._together[devices] = plan.synchronisation
+        self._cost_s = {}
+        return others
 
-    def _suspects(self, plan: Plan) -> list[int]:
-        """Return the workers with the slowest paths from and to all others, as numbers of pipelines."""
-        if len(plan.pipelines) < 2:
-            return []
-        between_s = self._exchanges.times(plan).between_s
-        own_s = between_s.sum(axis=0) + between_s.sum(axis=1)
-        return [int(number) for number in np.argsort(-own_s, kind="stable")[:_SUSPECTS]]
+    def _suspects(
+        self, plan: Plan, without: Callable[[frozenset[str]], Plan | None]
+    ) -> Iterator[tuple[frozenset[str], Plan]]:
+        """Yield devices of workers behind the slowest paths, and the plan without them.
+
+        These are the worker with the slowest paths from and to all others, and all workers of its regions; then these
+        with the same of those that are left.
+        """
+        region_of = {name: device.region for name, device in self._scenario.cluster.by_name.items()}
+        gone, left = frozenset[str](), plan
+        for _ in range(_ROUNDS):
+            if len(left.pipelines) < 2:
+                return
+            between_s, workers = self._exchanges.times(left).between_s, [*map(devices_of, left.pipelines)]
+            slowest = workers[int(np.argmax(between_s.sum(axis=0) + between_s.sum(axis=1)))]
+            regions = {region_of[name] for name in slowest}
+            near = [each for each in workers if regions.issuperset(region_of[name] for name in each)]
+            further = gone, left
+            for group in dict.fromkeys((slowest, slowest.union(*near))):
+                others = without(gone.union(group))
+                if others is not None:
+                    yield gone.union(group), others
+                    further = gone.union(group), others
+            if further == (gone, left):
+                return
+            gone, left = further
 
     def _return_s(self, plan: Plan, others: Plan) -> float:
         """Return the seconds that the return of a worker to ``others`` takes from them, at the rates seen last."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from planner.adapt.observation import Observation
-from planner.adapt.worker_moves import devices_of
+from planner.adapt.worker_moves import devices_of, keeps_workers
 from planner.check import check_plan
 from planner.plan.plan import Pipeline, Plan, Stage
 from planner.scenario.scenario import Scenario
@@ -59,6 +59,9 @@ class WorkerShares:
         proposed = self.without(plan, away | left_out, slowdown)
         if proposed is None and left_out:
             proposed = self.without(plan, away, slowdown)
+            if proposed is not None and not keeps_workers(plan, proposed):
+                # Nobody is there who could give them the present parameters.
+                proposed = None
         if proposed is None or proposed.pipelines == plan.pipelines:
             self._held = 0
             return None

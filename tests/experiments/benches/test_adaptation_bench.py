@@ -159,7 +159,10 @@ def test_a_signal_ends_the_bench_with_its_processes_in_the_middle_of_a_case(benc
     with subprocess.Popen(
         command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
+        end_s = time.monotonic() + 60
         while not any("forkserver" in each for each in marked_processes(mark).values()):
+            assert process.poll() is None
+            assert time.monotonic() < end_s
             time.sleep(0.1)
         time.sleep(1)
         process.send_signal(signal.SIGTERM)

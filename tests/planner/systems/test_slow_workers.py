@@ -11,9 +11,12 @@ from executor.backend import TorchBackend
 from planner.check import check_plan
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
+from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
+from planner.scenario.faults import Absence
+from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from planner.systems.regional.loss_plan import mode_of
 from planner.systems.registry import make_policy
@@ -26,9 +29,9 @@ SAMPLES = 4
 
 
 def one_behind(
-    workers: int, rates: Sequence[tuple[float, float]], most_interval: int = 20, step_s: float = 1.0
+    workers: int, rates: Sequence[tuple[float, float]], most_interval: int = 20, step_s: float = 1.0, behind: int = 1
 ) -> tuple[Scenario, Plan]:
-    """Workers, and rates of all links of the last one: (seconds, share of the others' rate).
+    """Workers, and rates of all links of the last ``behind`` ones: (seconds, share of the others' rate).
 
     A fragment, one of two, takes half a step on the others. Messages are sent as they are.
     """
@@ -37,9 +40,10 @@ def one_behind(
     scenario, plan = regions([step_s / SAMPLES] * workers, layers_s, every, outer, 0.01 * step_s)
     starts = [sum(seconds for seconds, _ in rates[:number]) for number in range(len(rates))]
     trace = LinkTrace([0.0, *starts[1:]], [8.0 * BYTES_PER_S * share for _, share in rates], 1e6)
-    name = plan.devices[-1]
+    names = {*plan.devices[-behind:]}
     links = tuple(
-        replace(link, trace=trace) if name in (link.source, link.target) else link for link in scenario.cluster.links
+        link if names.isdisjoint((link.source, link.target)) else replace(link, trace=trace)
+        for link in scenario.cluster.links
     )
     law = replace(LAW, most_interval=most_interval, compressions=("none",))
     training = replace(scenario.training, convergence=law, global_batch=workers * SAMPLES)
@@ -82,6 +86,42 @@ def test_a_worker_behind_lastingly_slow_links_is_left_out(workers: int) -> None:
     # Of two workers each is behind the slow links.
     assert left == plan.devices[:-1] or workers == 2
     assert progress(record) > 6 * progress(run(scenario, plan, 6000.0, adapts=False))
+
+
+def test_two_workers_behind_slow_links_are_left_out_together() -> None:
+    """Without one of them alone, exchanges take as long."""
+    scenario, plan = one_behind(5, [(40.0, 1.0), (1e5, 1 / 200)], behind=2)
+    record = run(scenario, plan, 4000.0)
+    assert devices(record)[:2] == [5, 3]
+    assert next(each.plan.devices for each in record.decisions if len(each.plan.devices) == 3) == plan.devices[:3]
+
+
+@pytest.mark.parametrize("slow", [0, 3])
+def test_a_worker_that_is_slow_to_compute_is_not_left_out_for_its_paths(slow: int) -> None:
+    scenario, plan = one_behind(4, [(1e5, 1.0)])
+    kind = scenario.cluster.by_name[plan.devices[slow]].kind
+    slower = tuple(
+        replace(layer, times={**layer.times, kind: scaled(layer.times[kind], 10)}) for layer in scenario.model.layers
+    )
+    scenario = replace(scenario, model=replace(scenario.model, layers=slower))
+    assert devices(run(scenario, plan, 2000.0)) == [4]
+
+
+def scaled(table: TimeTable, factor: float) -> TimeTable:
+    columns = (table.forward_s, table.backward_input_s, table.backward_weight_s)
+    return TimeTable(table.samples, *(tuple(factor * each for each in times_s) for times_s in columns))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_worker_that_is_left_out_does_not_stand_in_for_those_that_are_lost(workers: int) -> None:
+    """It has no present parameters: the run waits."""
+    scenario, plan = one_behind(workers, [(40.0, 1.0), (1e5, 1 / 200)])
+    record = run(scenario, plan, 3000.0)
+    left = next(each for each in record.decisions if len(each.plan.devices) < workers)
+    gone_s = step_ends_s(record.events)[left.first_step + 20]
+    faults = tuple(Absence(name, gone_s, gone_s + 50) for name in left.plan.devices)
+    again = run(replace(scenario, faults=faults), plan, 3000.0)
+    assert step_ends_s(again.events)[-1] > gone_s + 100
 
 
 @pytest.mark.parametrize("slow_s", [30.0, 200.0])
