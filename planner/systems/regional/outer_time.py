@@ -141,7 +141,10 @@ class ExchangePaths:
         return {self._ends[at]: (busy_s[at] / size_bytes[at], latency_s[at]) for at in used}
 
     def factors(self, slowness: Mapping[tuple[str, str], float]) -> Floats:
-        """Return the largest factor of the paths from a worker to another one, [workers, workers]; 1 where none is."""
+        """Return the largest factor of the paths from a worker to another one, [workers, workers]; 1 where none is.
+
+        ``slowness`` is the factor on the busy time of a path between two devices.
+        """
         largest = np.zeros((self._workers, self._workers))
         np.maximum.at(largest, tuple(self._pair.T), [slowness.get(ends, 0.0) for ends in self._ends])
         return np.where(largest > 0, largest, 1.0)

@@ -63,7 +63,7 @@ class SlowWorkers:
 
         Args:
             plan: The plan of all workers, with the settings that are best for them.
-            now_s: Run second.
+            now_s: Present second of the run.
             without: Returns the plan without some devices; None if there is none.
         """
         exchanges, together = self._exchanges, self._exchanges.score(plan)

@@ -75,7 +75,10 @@ class WorkerShares:
         return proposed
 
     def without(self, plan: Plan, away: Collection[str], slowdown: Mapping[str, float]) -> Plan | None:
-        """Return a plan with all workers but those on some devices; None if there is none, or if they cannot go on."""
+        """Return a plan with all workers but those on some devices; None if there is none, or if they cannot go on.
+
+        ``slowdown`` is the factor on a device's profiled compute times, by device.
+        """
         whole = self._whole or plan
         there = [left for each in whole.pipelines if (left := _without(each, away))]
         if not there:
