@@ -8,6 +8,7 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, within_regions
 from planner.systems.asteroid.strategy import asteroid
+from planner.systems.auto.candidates.small_cluster import MOST_DEVICES
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.objective import CostModel, Objective, contended_step_time_s
 from planner.systems.auto.robust import in_bad_windows, mean_step_s, robust_cost_model
@@ -83,7 +84,8 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     """Return the plan with the lowest score that `search` finds, with plans of other strategies as seeds.
 
     In a few regions, the search is repeated within those of the plan, and within those of candidates that are nearly as
-    good, if these are not all regions and their devices can compute as fast. The arguments are those of `search`.
+    good, if these are not all regions and their devices can compute as fast; also within those of the plan and one more
+    if these have few devices. The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
@@ -97,7 +99,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     if len(ordered.cluster.regions) > MOST_REGIONS:
         return best
     tried = {frozenset(ordered.cluster.regions)}
-    waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS]
+    waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS] + _one_region_more(best, ordered)
     while waiting:
         regions = waiting.pop(0)
         if regions in tried:
@@ -113,7 +115,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
         score = objective.score(plan, exact(plan), ordered)
         if score < best_score:
             best, best_score = plan, score
-            waiting += _region_sets((best,), ordered)
+            waiting += _region_sets((best,), ordered) + _one_region_more(best, ordered)
     return best
 
 
@@ -133,6 +135,18 @@ def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[st
     devices, every = scenario.cluster.by_name, frozenset(scenario.cluster.regions)
     sets = dict.fromkeys(frozenset(devices[name].region for name in plan.devices) for plan in plans)
     return [regions for regions in sets if regions != every]
+
+
+def _one_region_more(plan: Plan, scenario: Scenario) -> list[frozenset[str]]:
+    """Return the regions of a plan with each other one, without the set of all, if a search of them takes little time.
+
+    Among all regions the search may find no plan for just these.
+    """
+    cluster = scenario.cluster
+    own = frozenset(cluster.by_name[name].region for name in plan.devices)
+    sets = [own.union({other}) for other in cluster.regions if other not in own]
+    sizes = [sum(device.region in regions for device in cluster.devices) for regions in sets]
+    return [regions for regions, size in zip(sets, sizes, strict=True) if size <= MOST_DEVICES and len(sets) > 1]
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
