@@ -59,9 +59,9 @@ class WorkerShares:
         proposed = self.without(plan, away | left_out, slowdown)
         if proposed is None and left_out:
             proposed = self.without(plan, away, slowdown)
-            if proposed is not None and not keeps_workers(plan, proposed):
-                # Nobody is there who could give them the present parameters.
-                proposed = None
+        if proposed is not None and not all(keeps_workers(each, proposed) for each in (observation.plan, plan)):
+            # Nobody is there who could give the present parameters.
+            proposed = None
         if proposed is None or proposed.pipelines == plan.pipelines:
             self._held = 0
             return None

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.check import check_plan
@@ -88,6 +88,7 @@ def test_a_replica_may_leave_while_exchanges_are_under_way(method: str) -> None:
     st.sampled_from(["diloco", "diloco-streaming"]),
     st.integers(0, 3),
 )
+@example(2, [(0, 1.0, 1.0), (1, 2.0, 1.0)], "diloco", 0)
 def test_whoever_is_away_the_others_go_on_and_all_samples_are_trained(
     count: int, absences: list[tuple[int, float, float]], method: str, backup_every: int
 ) -> None:
