@@ -7,9 +7,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.adapt.observation import PROBE_BYTES, is_exchange, probe_turn
+from planner.adapt.observation import PROBE_BYTES, probe_turn
 from planner.adapt.policy import Decision
-from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.event import PROBE_ACTION, SYNC_ACTION, UPDATE_ACTION, Event, EventKind, is_exchange
 from planner.events.file import PART_ROWS, EventFile, EventSpool
 from planner.events.log import FIELDS, TEXTS, TIMES, EventLog, join_columns
 from planner.plan.plan import Plan

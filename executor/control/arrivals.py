@@ -4,8 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from planner.adapt.observation import is_exchange
-from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.event import OUTER_ACTION, UPDATE_ACTION, Event, EventKind, is_exchange
 from planner.plan.actions import Kind
 
 # Identifies a message: sender, receiver, step, action, pipeline, receiving stage, microbatch.

@@ -14,10 +14,10 @@ from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.adapt.migration import LayerTransfer
-from planner.adapt.observation import Observation, is_exchange
+from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.adapt.thinking import Thinking
-from planner.events.event import ABSENT, Event, EventKind, fault_event
+from planner.events.event import ABSENT, Event, EventKind, fault_event, is_exchange
 from planner.plan.plan import Plan, samples_before
 from planner.runs.record import Progress, ProgressCallback
 

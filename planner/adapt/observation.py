@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from planner.adapt.gradient_noise import NoiseEstimate
-from planner.events.event import PROBE_ACTION, UPDATE_ACTION, Event, EventKind
+from planner.events.event import PROBE_ACTION, Event, EventKind, is_exchange
 from planner.plan.plan import Plan
 
 # Size of a probe. In runs with a policy each step sends one probe over each path, before one of its messages.
@@ -131,11 +131,6 @@ class Observation:
     end_s: float = 0.0
     samples_before: int = 0
     noise: NoiseEstimate | None = None
-
-
-def is_exchange(event: Event) -> bool:
-    """Return whether a row is the send of an update between pipelines, which later steps may overtake."""
-    return event.kind is EventKind.SEND and event.action == UPDATE_ACTION
 
 
 def _is_late(event: Event) -> bool:

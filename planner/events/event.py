@@ -94,6 +94,11 @@ SCHEMA = pa.schema(
 )
 
 
+def is_exchange(event: Event) -> bool:
+    """Return whether a row is the send of an update between pipelines, which later steps may overtake."""
+    return event.kind is EventKind.SEND and event.action == UPDATE_ACTION
+
+
 def in_order(events: Iterable[Event]) -> list[Event]:
     """Return the events sorted by start; other fields break ties, so that the order is unique."""
     return sorted(events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch))

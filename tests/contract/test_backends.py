@@ -287,17 +287,6 @@ def test_a_recorded_run_replayed_gives_the_same_decisions(
     assert tuple(replay.decisions) == record.decisions
 
 
-class Watching:
-    """Keeps the plan, and what it is shown."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observation] = []
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        self.seen.append(observation)
-        return None
-
-
 @pytest.mark.parametrize("backup_every", [0, 5])
 def test_policies_see_the_exchanges_of_outer_steps_alike(backup_every: int) -> None:
     """Exchanges arrive during later steps; those of the last worker take four times as long."""
@@ -313,7 +302,7 @@ def test_policies_see_the_exchanges_of_outer_steps_alike(backup_every: int) -> N
         Simulator(backup_every=backup_every),
         TorchBackend("paced", emulator="shaper", backup_every=backup_every),
     ):
-        policy = Watching()
+        policy = ScriptedPlans({})
         record = backend.run(scenario, plan, policy, 30)
         sent = [event for event in record.events if is_exchange(event)]
         assert len(sent) == 144

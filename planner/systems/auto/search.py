@@ -221,8 +221,9 @@ def _improved(
         # Seeds may differ from candidates, and from each other, in their order only.
         distinct: dict[Plan, None] = {}
         for plan in ranked:
-            if len(distinct) < effort.starts:
-                distinct.setdefault(quick(plan))
+            distinct.setdefault(quick(plan))
+            if len(distinct) == effort.starts:
+                break
         return best([*distinct], effort.evaluations, effort.finished)
     firsts = {_device_sets(plan): plan for plan in reversed(ranked)}
     starts = [quick(plan) for plan in ranked if firsts[_device_sets(plan)] is plan][: _SMALL.starts]

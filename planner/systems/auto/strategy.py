@@ -132,9 +132,13 @@ def _least_step_s(scenario: Scenario) -> float:
 
 def _region_sets(plans: Iterable[Plan], scenario: Scenario) -> list[frozenset[str]]:
     """Return the sets of regions whose devices plans use, each once, without the set of all regions."""
-    devices, every = scenario.cluster.by_name, frozenset(scenario.cluster.regions)
-    sets = dict.fromkeys(frozenset(devices[name].region for name in plan.devices) for plan in plans)
-    return [regions for regions in sets if regions != every]
+    every = frozenset(scenario.cluster.regions)
+    return [regions for regions in dict.fromkeys(_regions(plan, scenario) for plan in plans) if regions != every]
+
+
+def _regions(plan: Plan, scenario: Scenario) -> frozenset[str]:
+    devices = scenario.cluster.by_name
+    return frozenset(devices[name].region for name in plan.devices)
 
 
 def _one_region_more(plan: Plan, scenario: Scenario) -> list[frozenset[str]]:
@@ -142,11 +146,11 @@ def _one_region_more(plan: Plan, scenario: Scenario) -> list[frozenset[str]]:
 
     Among all regions the search may find no plan for just these.
     """
-    cluster = scenario.cluster
-    own = frozenset(cluster.by_name[name].region for name in plan.devices)
+    cluster, own = scenario.cluster, _regions(plan, scenario)
     sets = [own.union({other}) for other in cluster.regions if other not in own]
-    sizes = [sum(device.region in regions for device in cluster.devices) for regions in sets]
-    return [regions for regions, size in zip(sets, sizes, strict=True) if size <= MOST_DEVICES and len(sets) > 1]
+    if len(sets) == 1:
+        return []
+    return [each for each in sets if sum(device.region in each for device in cluster.devices) <= MOST_DEVICES]
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:

@@ -22,8 +22,7 @@ class AnyMethodPolicy(AutoPolicy):
         law = scenario.training.convergence
         self._workers = WorkerShares(scenario)
         self._slowdown: dict[str, float] = {}
-        self._exchanges = None if law is None else ExchangeSettings(scenario, law)
-        self._slow = None if self._exchanges is None else SlowWorkers(scenario, self._exchanges)
+        self._slow = None if law is None else SlowWorkers(scenario, ExchangeSettings(scenario, law))
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
@@ -33,17 +32,18 @@ class AnyMethodPolicy(AutoPolicy):
         learn_slowdowns(self._slowdown, observation, self._scenario)
         left_out = frozenset[str]() if self._slow is None else self._slow.devices(observation.end_s)
         with_others = self._workers.decide(observation, plan, self._slowdown, left_out)
-        if self._exchanges is None or self._slow is None:
+        if self._slow is None:
             return with_others
         if with_others is not None or observation.gone:
             return None if with_others is None else self._slow.with_exchanges(with_others)
-        decided = self._exchanges.decide(observation, plan, self._slowdown)
-        if self._exchanges.measured_s:
+        exchanges = self._slow.exchanges
+        decided = exchanges.decide(observation, plan, self._slowdown)
+        if exchanges.measured_s:
             away = {*observation.away, *left_out}
 
             def without(devices: frozenset[str]) -> Plan | None:
                 return self._workers.without(plan, away | devices, self._slowdown)
 
             decided = self._slow.leave(decided or plan, observation.end_s, without) or decided
-        self.thinking_s = self._exchanges.thinking_s
+        self.thinking_s = exchanges.thinking_s
         return decided

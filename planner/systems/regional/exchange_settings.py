@@ -16,11 +16,8 @@ and less from one measurement to the next.
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from math import inf
 from statistics import mean, median
-
-import numpy as np
 
 from planner.adapt.interval_search import IntervalTimes
 from planner.adapt.observation import Observation
@@ -31,7 +28,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.regional.loss_plan import DILOCO, STREAMING, mode_of, most_overlap, outer_modes
 from planner.systems.regional.outer_time import ExchangePaths, ExchangeTimes
-from planner.systems.regional.path_slowness import PathSlowness
+from planner.systems.regional.path_slowness import GRID, PathSlowness
 
 # Share of p t that a change must save: it makes training wait for the exchanges that are under way.
 LEAST_GAIN = 0.05
@@ -39,18 +36,15 @@ LEAST_GAIN = 0.05
 # Number of steps over which times are measured, and of those before, which may not yet wait as later ones do.
 _MEASURED_STEPS = 8
 
-# Paths are as slow as a power of this factor: two measurements of one path differ by some percent.
-_GRID = 2 ** (1 / 8)
-
 # Share of a step without exchanges by which measured steps must be longer, so that training counts as waiting.
 _WAITING = 0.05
 
-# Factors on the times of all messages as powers of `_GRID`: the largest one, and by how much it falls in a measurement.
+# Factors on the times of all messages as powers of `GRID`: the largest one, and by how much it falls in a measurement.
 _MOST_LATE, _CALMER = 80, 1
 
-# Share by which compute times must have changed, so that all times of steps are computed anew; and the most times and
-# sets of workers that are kept.
-_CHANGED, _MOST_KNOWN, _MOST_SETS = 0.01, 10_000, 8
+# Share by which compute times must have changed, so that all times of steps are computed anew; and the most sets of
+# workers that are kept.
+_CHANGED, _MOST_SETS = 0.01, 8
 
 # Difference of two step times by rounding, as a share.
 _ROUNDING = 1e-6
@@ -107,10 +101,10 @@ class ExchangeSettings:
         # Measured over computed time of a step without exchanges.
         self._overhead = 1.0
         self._inner_s: dict[tuple[Pipeline, ...], float] = {}
-        # The factor on the times of all messages, as a power of `_GRID`.
+        # The factor on the times of all messages, as a power of `GRID`.
         self._late = 0
-        # Times of a step by workers, settings and factors of paths.
-        self._known_s: dict[tuple[tuple[Pipeline, ...], tuple[int, OuterStep], bytes], float] = {}
+        # Times of a step by workers, settings and that power, at the rates that were seen last.
+        self._known_s: dict[tuple[tuple[Pipeline, ...], tuple[int, OuterStep], int], float] = {}
 
     def decide(self, observation: Observation, plan: Plan, slowdown: Mapping[str, float]) -> Plan | None:
         """Return the plan with other settings of exchanges; None if they would not save `LEAST_GAIN`.
@@ -131,7 +125,8 @@ class ExchangeSettings:
         if not steps_s:
             return None
         self.measured_s = sum(steps_s)
-        self._slowness.learn()
+        if self._slowness.learn():
+            self._known_s.clear()
         self._learn_inner(plan, steps_s)
         self._learn_late(plan, mean(steps_s))
         best_s, best = self.best(plan)
@@ -163,30 +158,26 @@ class ExchangeSettings:
 
     def times(self, plan: Plan) -> ExchangeTimes:
         """Return what the exchanges of a plan take at the rates that were seen last."""
-        return self._times(plan, self.factors(plan))
+        return self._times(plan, self._late)
 
     def factors(self, plan: Plan) -> Floats:
         """Return how many times as slow as declared the slowest path between two workers is, [workers, workers]."""
         return self._factors(plan, self._late)
 
     def _step_s(self, plan: Plan, late: int) -> float:
-        how, factors = plan.synchronisation, self._factors(plan, late)
-        key = (plan.pipelines, how.exchange_settings, blake2b(factors.tobytes(), digest_size=16).digest())
+        key = (plan.pipelines, plan.synchronisation.exchange_settings, late)
         if key not in self._known_s:
-            if len(self._known_s) >= _MOST_KNOWN:
-                self._known_s.clear()
             inner_s = [self._computed_s(plan)] * len(plan.pipelines)
-            self._known_s[key] = self._times(plan, factors).step_s(inner_s, *how.exchange_settings)
+            self._known_s[key] = self._times(plan, late).step_s(inner_s, *plan.synchronisation.exchange_settings)
             self.thinking_s += _THINKING_S
         return self._known_s[key]
 
-    def _times(self, plan: Plan, factors: Floats) -> ExchangeTimes:
+    def _times(self, plan: Plan, late: int) -> ExchangeTimes:
         times = self._of(plan).times(plan.synchronisation.outer)
-        return replace(times, transmission_s=times.transmission_s * factors)
+        return replace(times, transmission_s=times.transmission_s * self._factors(plan, late))
 
     def _factors(self, plan: Plan, late: int) -> Floats:
-        found = self._of(plan).paths.factors(self._slowness.factors)
-        return np.asarray(_GRID ** (late + np.round(np.log(found) / np.log(_GRID))))
+        return GRID**late * self._of(plan).paths.factors(self._slowness.factors)
 
     def _learn_late(self, plan: Plan, measured_s: float) -> None:
         """Learn the largest factor that measured steps allow; while training waits for nothing, it falls."""
@@ -216,9 +207,8 @@ class ExchangeSettings:
         if computed_s and 2 * how.outer.fragments < how.interval_steps:
             # Most steps wait for nothing.
             overhead = median(steps_s) / computed_s
-        before = {device: self._computed_with.get(device, 1.0) for device in self._slowdown}
-        pairs = [(overhead, self._overhead), *((self._slowdown[device], each) for device, each in before.items())]
-        if any(abs(now - then) > _CHANGED * then for now, then in pairs):
+        factors = [(each, self._computed_with.get(device, 1.0)) for device, each in self._slowdown.items()]
+        if any(abs(now - then) > _CHANGED * then for now, then in [(overhead, self._overhead), *factors]):
             self._overhead, self._computed_with = overhead, dict(self._slowdown)
             self._inner_s.clear()
             self._known_s.clear()

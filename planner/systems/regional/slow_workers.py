@@ -32,11 +32,15 @@ _ROUNDS = 3
 
 
 class SlowWorkers:
-    """The workers that are left out; each run needs an object of its own."""
+    """The workers that are left out; each run needs an object of its own.
+
+    Attributes:
+        exchanges: Chooses the settings of exchanges.
+    """
 
     def __init__(self, scenario: Scenario, exchanges: ExchangeSettings) -> None:
         self._scenario = scenario
-        self._exchanges = exchanges
+        self.exchanges = exchanges
         # By the devices of workers: what these have cost the others, seconds; when they return, run seconds, and with
         # which exchanges; how often they were left out.
         self._cost_s: dict[frozenset[str], float] = {}
@@ -66,7 +70,7 @@ class SlowWorkers:
             now_s: Present second of the run.
             without: Returns the plan without some devices; None if there is none.
         """
-        exchanges, together = self._exchanges, self._exchanges.score(plan)
+        exchanges, together = self.exchanges, self.exchanges.score(plan)
         # What workers save that are slow to compute is none of their paths' fault.
         least = exchanges.least(plan)
         scores: dict[frozenset[str], tuple[float, Plan]] = {}
@@ -105,7 +109,7 @@ class SlowWorkers:
         for _ in range(_ROUNDS):
             if len(left.pipelines) < 2:
                 return
-            between_s, workers = self._exchanges.times(left).between_s, [*map(devices_of, left.pipelines)]
+            between_s, workers = self.exchanges.times(left).between_s, [*map(devices_of, left.pipelines)]
             slowest = workers[int(np.argmax(between_s.sum(axis=0) + between_s.sum(axis=1)))]
             regions = {region_of[name] for name in slowest}
             near = [each for each in workers if regions.issuperset(region_of[name] for name in each)]
@@ -123,6 +127,6 @@ class SlowWorkers:
         """Return the seconds that the return of a worker to ``others`` takes from them, at the rates seen last."""
         held = {device: layers_of(others, device) for device in others.devices}
         moves = worker_moves(held, others, plan, self._scenario)
-        move_s = migration_time_s(moves, self._scenario) * float(self._exchanges.factors(plan).max(initial=1.0))
-        longer_s = max(0.0, self._exchanges.step_s(plan) - self._exchanges.step_s(others))
+        move_s = migration_time_s(moves, self._scenario) * float(self.exchanges.factors(plan).max(initial=1.0))
+        longer_s = max(0.0, self.exchanges.step_s(plan) - self.exchanges.step_s(others))
         return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(plan.synchronisation.interval_steps)) * longer_s

@@ -18,25 +18,14 @@ from executor.core.events import StepPublisher
 from executor.core.job import RunConfig
 from executor.core.messages import SessionSpec
 from executor.rank.control_client import FINISHED, ControlClient
-from planner.adapt.observation import Observation
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan
 from tests.helpers.processes.control import serving
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
 
 STEPS = 6
 UPDATE_S = 0.02
-
-
-class Seeing:
-    """Changes nothing."""
-
-    def __init__(self) -> None:
-        self.observations: list[Observation] = []
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        self.observations.append(observation)
-        return None
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
@@ -47,10 +36,10 @@ def test_a_policy_sees_the_updates_of_all_steps(clip_norm: float | None) -> None
     )
     training = replace(plain.training, clip_norm=clip_norm)
     scenario = replace(plain, model=replace(plain.model, layers=layers), training=training)
-    policy = Seeing()
+    policy = Scripted({})
     TorchBackend("paced").run(scenario, chain_plan(scenario), policy, STEPS)
-    assert [each.step for each in policy.observations] == list(range(STEPS))
-    for each in policy.observations:
+    assert [each.step for each in policy.seen] == list(range(STEPS))
+    for each in policy.seen:
         # With clipping the row of the update begins where the wait for the norm does.
         assert all(seconds > 4 * 0.006 + 0.75 * UPDATE_S for _, seconds in each.compute_s)
 

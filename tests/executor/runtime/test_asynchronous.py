@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.training.models.loading import load_model
-from planner.adapt.observation import Observation
 from planner.check import check_plan
 from planner.events.event import Event, EventKind
 from planner.files.scenario import read_scenario
@@ -31,6 +30,7 @@ from tests.helpers.processes.asynchronous import Recursion, in_step
 from tests.helpers.processes.training import hybrid_plan, train_in_one_process, training_scenario
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.strategies.manual_transport import Pipelines
+from tests.helpers.strategies.scripted_policy import Scripted
 
 TOLERANCE = 1e-6
 METHODS = [("asgd", 1), ("asgd-ga", 1), ("asgd-ga", 2), ("asgd-ga", 3), ("ma", 1), ("ma", 2)]
@@ -289,17 +289,10 @@ def test_versions_are_those_that_the_simulator_has(every: int, steps: int) -> No
             assert event.end_s >= event.start_s
 
 
-class Watching:
-    """Changes nothing."""
-
-    def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        return None
-
-
 @pytest.mark.parametrize("backend", [Simulator(), TorchBackend("paced", emulator="shaper")], ids=["simulated", "paced"])
 def test_a_policy_holds_nobody_up_who_waits_for_no_update(backend: Backend) -> None:
     scenario, plan = apart([0.05, 0.05], transfer_s=2.0, latency_s=0.0)
-    record = backend.run(scenario, synchronised(plan, "asgd-ga", 4), Watching(), 8)
+    record = backend.run(scenario, synchronised(plan, "asgd-ga", 4), Scripted({}), 8)
     departed_s = min(e.end_s for e in record.events if e.kind is EventKind.SEND and e.step == 3)
     computed_s = max(e.end_s for e in record.events if e.kind is EventKind.COMPUTE and e.step == 7)
     assert computed_s < departed_s

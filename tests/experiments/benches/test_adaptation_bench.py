@@ -1,11 +1,8 @@
-import os
 import signal
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -17,11 +14,11 @@ from experiments.benches.planning.adaptation_cases import AdaptationCase, cases,
 from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
 from experiments.benches.planning.regret import Course, choose_courses, measure_course
 from experiments.benches.planning.regret import checks as regret_checks
-from experiments.benches.processes import MARK, await_end, marked_processes
+from experiments.benches.processes import marked_processes
 from experiments.runs.scenario import choose_scenario
 from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
-from tests.helpers.processes.command import COMMAND
+from tests.helpers.processes.process_watch import left_behind, started, wait_until
 from traces.common.errors import InputError
 from traces.generators.presets import PRESETS
 from traces.trace import LinkTrace
@@ -152,19 +149,12 @@ def test_a_course_is_measured_from_both_starts() -> None:
 
 
 @pytest.mark.parametrize("bench", ["adaptation", "regret"])
-def test_a_signal_ends_the_bench_with_its_processes_in_the_middle_of_a_case(bench: str) -> None:
+def test_a_signal_ends_the_bench_with_its_processes_in_the_middle_of_a_case(bench: str, tmp_path: Path) -> None:
     """A case takes minutes."""
-    mark = uuid4().hex
-    command = [*COMMAND, "bench", bench, "--count", "3", "--seed", "1"]
-    with subprocess.Popen(
-        command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        end_s = time.monotonic() + 60
-        while not any("forkserver" in each for each in marked_processes(mark).values()):
-            assert process.poll() is None
-            assert time.monotonic() < end_s
-            time.sleep(0.1)
+    with started(["bench", bench, "--count", "3", "--seed", "1"], tmp_path) as (process, mark):
+        wait_until(lambda: any("forkserver" in each for each in marked_processes(mark).values()), "no pool")
+        assert process.poll() is None
         time.sleep(1)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
-    assert not await_end(mark)
+    assert left_behind(tmp_path) == []

@@ -1,5 +1,6 @@
 """The policy ``auto`` for workers that take outer steps: by the law of the loss it trains further in the same time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -37,22 +38,30 @@ DURATION_S = 600.0
 
 def progress(scenario: Scenario, plan: Plan, policy: Policy | None) -> float:
     """By how many steps with sums of gradients a run of `DURATION_S` comes nearer to the loss, by the law."""
-    record = Simulator(duration_s=DURATION_S).run(scenario, plan, policy, 10**6)
+    return progress_of(Simulator(duration_s=DURATION_S).run(scenario, plan, policy, 10**6))
+
+
+def progress_of(record: RunRecord) -> float:
+    """The same of a run that has ended; all its plans are valid."""
     steps = measure(record).steps
-    plans = [plan] * steps
+    plans = [record.plan] * steps
     for decision in record.decisions:
-        check_plan(decision.plan, scenario)
+        check_plan(decision.plan, record.scenario)
         plans[decision.first_step :] = [decision.plan] * (steps - decision.first_step)
     return sum(1 / LAW.price(mode_of(each)) for each in plans)
+
+
+def stepwise(shares: Sequence[tuple[float, float]]) -> LinkTrace:
+    """A trace of seconds and shares of the rate at which a layer's pseudo-gradients take the time of `regions`."""
+    starts = [sum(seconds for seconds, _ in shares[:number]) for number in range(len(shares))]
+    return LinkTrace([0.0, *starts[1:]], [8.0 * BYTES_PER_S * share for _, share in shares], 1e6)
 
 
 def course(interval: int, factors: list[tuple[float, float]]) -> tuple[Scenario, Plan]:
     """Two workers with steps of 1 s, and links with rates for some seconds, as shares of one that hides exchanges."""
     outer = OuterStep(fragments=min(2, interval), pattern="strided", overlap_steps=min(1, interval - 1), mixing=0.5)
     scenario, plan = regions([1.0, 1.0], [0.5, 0.5], interval, outer)
-    starts = [sum(seconds for seconds, _ in factors[:number]) for number in range(len(factors))]
-    trace = LinkTrace([0.0, *starts[1:]], [8.0 * BYTES_PER_S * factor for _, factor in factors], 1e6)
-    links = tuple(replace(link, trace=trace) for link in scenario.cluster.links)
+    links = tuple(replace(link, trace=stepwise(factors)) for link in scenario.cluster.links)
     return with_law(replace(scenario, cluster=Cluster(scenario.cluster.devices, links))), plan
 
 

@@ -12,18 +12,15 @@ from planner.check import check_plan
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
 from planner.runs.event_totals import step_ends_s
-from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster
 from planner.scenario.faults import Absence
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
-from planner.systems.regional.loss_plan import mode_of
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
-from tests.planner.systems.test_exchange_policy import LAW
-from tests.sim.test_outer_steps import BYTES_PER_S, regions
-from traces.trace import LinkTrace
+from tests.planner.systems.test_exchange_policy import LAW, progress_of, stepwise
+from tests.sim.test_outer_steps import regions
 
 SAMPLES = 4
 
@@ -38,11 +35,9 @@ def one_behind(
     outer = OuterStep(fragments=2, pattern="strided", overlap_steps=1, mixing=0.5)
     layers_s, every = [step_s / 2, step_s / 2], min(5, most_interval)
     scenario, plan = regions([step_s / SAMPLES] * workers, layers_s, every, outer, 0.01 * step_s)
-    starts = [sum(seconds for seconds, _ in rates[:number]) for number in range(len(rates))]
-    trace = LinkTrace([0.0, *starts[1:]], [8.0 * BYTES_PER_S * share for _, share in rates], 1e6)
     names = {*plan.devices[-behind:]}
     links = tuple(
-        link if names.isdisjoint((link.source, link.target)) else replace(link, trace=trace)
+        link if names.isdisjoint((link.source, link.target)) else replace(link, trace=stepwise(rates))
         for link in scenario.cluster.links
     )
     law = replace(LAW, most_interval=most_interval, compressions=("none",))
@@ -61,15 +56,6 @@ def run(scenario: Scenario, plan: Plan, duration_s: float, *, adapts: bool = Tru
     return record
 
 
-def progress(record: RunRecord) -> float:
-    """By how many steps with sums of gradients a run has come nearer to the loss, by the law."""
-    steps = measure(record).steps
-    plans = [record.plan] * steps
-    for decision in record.decisions:
-        plans[decision.first_step :] = [decision.plan] * (steps - decision.first_step)
-    return sum(1 / LAW.price(mode_of(each)) for each in plans)
-
-
 def devices(record: RunRecord) -> list[int]:
     """The numbers of devices of a run's plans, one after the other."""
     counts = [len(record.plan.devices), *(len(decision.plan.devices) for decision in record.decisions)]
@@ -85,7 +71,7 @@ def test_a_worker_behind_lastingly_slow_links_is_left_out(workers: int) -> None:
     left = next(each.plan.devices for each in record.decisions if len(each.plan.devices) < workers)
     # Of two workers each is behind the slow links.
     assert left == plan.devices[:-1] or workers == 2
-    assert progress(record) > 6 * progress(run(scenario, plan, 6000.0, adapts=False))
+    assert progress_of(record) > 6 * progress_of(run(scenario, plan, 6000.0, adapts=False))
 
 
 def test_two_workers_behind_slow_links_are_left_out_together() -> None:
@@ -152,7 +138,7 @@ def test_no_course_of_a_workers_links_costs_much(
     workers: int, most_interval: int, rates: list[tuple[float, float]]
 ) -> None:
     scenario, plan = one_behind(workers, rates, most_interval)
-    kept, adapted = (progress(run(scenario, plan, 3000.0, adapts=adapts)) for adapts in (False, True))
+    kept, adapted = (progress_of(run(scenario, plan, 3000.0, adapts=adapts)) for adapts in (False, True))
     assert adapted >= 0.9 * kept
 
 

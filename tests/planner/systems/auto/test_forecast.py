@@ -19,6 +19,7 @@ from planner.systems.auto.forecasting.forecast import (
 )
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
+from tests.helpers.strategies.scripted_policy import Scripted
 
 
 def two_stages(scenario_name: str = "chain") -> Plan:
@@ -78,21 +79,11 @@ def test_a_path_is_put_down_to_its_link() -> None:
     assert seen == {"region-0->region-1": (2e7, 0.03)}
 
 
-class Watching:
-    """A policy that keeps what it observes."""
-
-    def __init__(self) -> None:
-        self.seen: list[Observation] = []
-
-    def decide(self, observation: Observation, plan: Plan) -> None:
-        self.seen.append(observation)
-
-
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
 def test_the_rate_of_a_shared_link_is_found_whatever_is_declared(factor: float) -> None:
     """Two pipelines send over the same links between regions, at times side by side."""
     case = pipeline_case("shared", "1f1b", SHARED, (1,) * 6, [5, 3], "1f1b")
-    watching = Watching()
+    watching = Scripted({})
     Simulator().run(case.scenario, case.plan, watching, 4)
     cluster = case.scenario.cluster
     wrong = tuple(replace(link, bandwidth_bps=factor * link.bandwidth_bps) for link in cluster.links)
