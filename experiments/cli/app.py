@@ -39,7 +39,7 @@ START, PLAN, RUN, DATA, MEASURE = "Start here", "Plan and simulate", "Run and de
 
 BENCHES = (
     *("accuracy", "adaptation", "busy", "clusters", "data", "diloco", "exchanges", "executor", "faults", "fidelity"),
-    *("jobs", "planner", "profile", "recovery", "regions", "regret", "report", "schedules"),
+    *("gains", "jobs", "planner", "profile", "recovery", "regions", "regret", "report", "schedules"),
     *("simulator", "strangers", "sweep", "workers"),
 )
 # Packages that not every verb needs: what the verb does with it, and the extra that installs it.

@@ -22,6 +22,7 @@ from experiments.benches.fidelity.outer_steps import measure_outer_steps
 from experiments.benches.planning.adaptation import measure_adaptation
 from experiments.benches.planning.clusters import measure_clusters
 from experiments.benches.planning.planner import measure_planner
+from experiments.benches.planning.real_gains import measure_real_gains
 from experiments.benches.planning.regret import measure_regret
 from experiments.benches.planning.schedules import measure_schedules
 from experiments.benches.regions.separate_training import measure_separate_training
@@ -50,6 +51,7 @@ SEEDED = {
     "adaptation": measure_adaptation,
     "clusters": measure_clusters,
     "faults": measure_faults,
+    "gains": measure_real_gains,
     "regret": measure_regret,
 }
 

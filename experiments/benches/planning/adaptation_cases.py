@@ -7,10 +7,13 @@
 Strategy and policy may let messages between regions have `COMPRESSIONS`.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
+from experiments.benches.cases import TRACES_VARIABLE, draw_seeds
 from experiments.benches.planning.adaptation_traces import TracePair, trace_pairs
 from experiments.runs.scenario import choose_scenario
 from planner.adapt.policy import Policy
@@ -43,6 +46,21 @@ class AdaptationCase:
     half: str
     pair: TracePair
     scenario: Scenario
+
+
+def drawn(
+    found: Sequence[AdaptationCase], count: int, seed: int | None, tell: Callable[[str], None]
+) -> list[AdaptationCase]:
+    """Return at most ``count`` of the cases in an order drawn at random; ``tell`` gets how to draw the same again."""
+    return Random(draw_seeds("cases", 1, seed, tell)[0]).sample(found, min(count, len(found)))
+
+
+def usable_cases(halves: Sequence[str], tell: Callable[[str], None]) -> list[AdaptationCase]:
+    """Return the cases of some halves of the traces; recorded ones are in the folder of ``ROPEBRIDGE_TRACES``."""
+    folder = Path(os.environ[TRACES_VARIABLE]) if TRACES_VARIABLE in os.environ else None
+    if folder is None:
+        tell(f"only presets: {TRACES_VARIABLE} names no folder of recorded traces")
+    return list(cases(halves, folder))
 
 
 def cases(halves: Sequence[str], folder: Path | None) -> Iterator[AdaptationCase]:

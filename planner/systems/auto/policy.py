@@ -250,9 +250,14 @@ class AutoPolicy:
         formats = self._scenario.training.compressions
         if plan.compression == formats[0] or plan.compression not in formats:
             return None
-        longest_s = (1 + LEAST_ROUNDED) * self._predictions.step_s(plan)
+        worst = self._predictions.worst()
+
+        def is_slower(other: Plan) -> bool:
+            pairs = [[self._predictions.step_s(each), step_time_s(each, worst)] for each in (other, plan)]
+            return any(others_s > (1 + LEAST_ROUNDED) * own_s for others_s, own_s in zip(*pairs, strict=True))
+
         earlier = (replace(plan, compression=each) for each in formats[: formats.index(plan.compression)])
-        return next((each for each in earlier if self._predictions.step_s(each) <= longest_s), None)
+        return next((each for each in earlier if not is_slower(each)), None)
 
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.

@@ -1,7 +1,9 @@
 """Strategy ``auto``: the search beside plans of other strategies, repeated for sets of regions and for bad windows."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from math import inf
 
 from planner.plan.plan import Plan
@@ -84,8 +86,8 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     """Return the plan with the lowest score that `search` finds, with plans of other strategies as seeds.
 
     In a few regions, the search is repeated within those of the plan, and within those of candidates that are nearly as
-    good, if these are not all regions and their devices can compute as fast; also within those of the plan and one more
-    if these have few devices. The arguments are those of `search`.
+    good, if these are not all regions and their devices can compute as fast; also within every set of regions that have
+    few devices. The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
@@ -99,7 +101,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     if len(ordered.cluster.regions) > MOST_REGIONS:
         return best
     tried = {frozenset(ordered.cluster.regions)}
-    waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS] + _one_region_more(best, ordered)
+    waiting = _region_sets((best, *near), ordered)[:MOST_REGION_SETS] + _small_sets(ordered)
     while waiting:
         regions = waiting.pop(0)
         if regions in tried:
@@ -115,7 +117,7 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
         score = objective.score(plan, exact(plan), ordered)
         if score < best_score:
             best, best_score = plan, score
-            waiting += _region_sets((best,), ordered) + _one_region_more(best, ordered)
+            waiting += _region_sets((best,), ordered)
     return best
 
 
@@ -141,16 +143,19 @@ def _regions(plan: Plan, scenario: Scenario) -> frozenset[str]:
     return frozenset(devices[name].region for name in plan.devices)
 
 
-def _one_region_more(plan: Plan, scenario: Scenario) -> list[frozenset[str]]:
-    """Return the regions of a plan with each other one, without the set of all, if a search of them takes little time.
+def _small_sets(scenario: Scenario) -> list[frozenset[str]]:
+    """Return the largest sets of regions in which every set of devices is tried; none contains another.
 
-    Among all regions the search may find no plan for just these.
+    In a cluster with more devices the search may find no plan for just a few regions.
     """
-    cluster, own = scenario.cluster, _regions(plan, scenario)
-    sets = [own.union({other}) for other in cluster.regions if other not in own]
-    if len(sets) == 1:
-        return []
-    return [each for each in sets if sum(device.region in each for device in cluster.devices) <= MOST_DEVICES]
+    regions = scenario.cluster.regions
+    count = Counter(device.region for device in scenario.cluster.devices)
+    found: list[frozenset[str]] = []
+    for size in range(len(regions) - 1, 0, -1):
+        for each in map(frozenset, combinations(regions, size)):
+            if sum(count[region] for region in each) <= MOST_DEVICES and not any(each < other for other in found):
+                found.append(each)
+    return found
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:
