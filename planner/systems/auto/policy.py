@@ -250,10 +250,10 @@ class AutoPolicy:
         formats = self._scenario.training.compressions
         if plan.compression == formats[0] or plan.compression not in formats:
             return None
-        worst = self._predictions.worst()
+        slow = self._predictions.slow()
 
         def is_slower(other: Plan) -> bool:
-            pairs = [[self._predictions.step_s(each), step_time_s(each, worst)] for each in (other, plan)]
+            pairs = [[self._predictions.step_s(each), step_time_s(each, slow)] for each in (other, plan)]
             return any(others_s > (1 + LEAST_ROUNDED) * own_s for others_s, own_s in zip(*pairs, strict=True))
 
         earlier = (replace(plan, compression=each) for each in formats[: formats.index(plan.compression)])

@@ -133,9 +133,10 @@ class Predictions:
         return dwell_s, min((link.age_s for link in links), default=math.inf)
 
     def stale_links(self) -> list[str]:
-        """Return the names of the links between regions that have not been observed lately."""
+        """Return the names of the links between regions not observed lately, the longest unseen first."""
         wide = self._scenario.cluster.wan_links
-        return [name for name, link in self.links.items() if name in wide and link.unseen_s > FRESH_S]
+        stale = [name for name, link in self.links.items() if name in wide and link.unseen_s > FRESH_S]
+        return sorted(stale, key=lambda name: -self.links[name].unseen_s)
 
     def observed(self) -> Scenario:
         """Return the scenario with links as observed."""
@@ -150,6 +151,10 @@ class Predictions:
             latency_s = float(np.mean([sample.latency_s for sample in link.samples]))
             links[name] = wire / float(np.mean(seconds_per_bit)), latency_s
         return links
+
+    def slow(self) -> Scenario:
+        """Return the scenario with links at low rates of those that were observed, the second of `link_states`."""
+        return with_links(self._scenario, self.link_states()[1])
 
     def worst(self) -> Scenario:
         """Return the scenario with links as slow as they may be during a move.
