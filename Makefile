@@ -41,6 +41,7 @@ bench: $(COMPILED)
 	$(BIN)/ropebridge bench executor
 	$(BIN)/ropebridge bench fidelity
 	$(BIN)/ropebridge bench adaptation
+	$(BIN)/ropebridge bench gains
 	$(BIN)/ropebridge bench clusters
 	$(BIN)/ropebridge bench data
 	$(BIN)/ropebridge bench diloco

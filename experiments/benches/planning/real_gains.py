@@ -5,7 +5,7 @@ The *gain* is the throughput with a policy divided by that without, over equally
 from the best static plan; further pairs of strategy and policy run in the scenario `two-regions`, whose link slows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from executor.backend import TorchBackend, choose_emulator
@@ -54,7 +54,7 @@ def measure_real_gains(
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     slowing = _told(_slowing(real), tell)
     drawn_rows = [] if quick else _told(_drawn(real, tell, COUNT if count is None else count, seed), tell)
-    return BenchResult([*slowing, *drawn_rows], _checks(slowing, drawn_rows))
+    return BenchResult([*slowing, *drawn_rows], checks(slowing, drawn_rows))
 
 
 def _slowing(real: Backend) -> Iterator[Row]:
@@ -140,7 +140,8 @@ def _told(rows: Iterable[Row], tell: Callable[[str], None]) -> list[Row]:
     return found
 
 
-def _checks(slowing: list[Row], drawn: list[Row]) -> list[Check]:
+def checks(slowing: Sequence[Row], drawn: Sequence[Row]) -> list[Check]:
+    """Return the checks of the scenario whose link slows, and of the cases of adaptation, if there are any."""
     gaining = [min(float(row["simulated_gain"]), float(row["real_gain"])) for row in slowing[: len(GAINING)]]
     moves = sum(int(row["simulated_moves"]) + int(row["real_moves"]) for row in slowing)
     found = [
@@ -159,5 +160,5 @@ def _checks(slowing: list[Row], drawn: list[Row]) -> list[Check]:
     return found
 
 
-def _worst(rows: list[Row]) -> float:
+def _worst(rows: Sequence[Row]) -> float:
     return max(abs(float(row["simulated_gain"]) - float(row["real_gain"])) for row in rows)

@@ -133,10 +133,9 @@ class Predictions:
         return dwell_s, min((link.age_s for link in links), default=math.inf)
 
     def stale_links(self) -> list[str]:
-        """Return the names of the links between regions not observed lately, the longest unseen first."""
+        """Return the names of the links between regions that have not been observed lately."""
         wide = self._scenario.cluster.wan_links
-        stale = [name for name, link in self.links.items() if name in wide and link.unseen_s > FRESH_S]
-        return sorted(stale, key=lambda name: -self.links[name].unseen_s)
+        return [name for name, link in self.links.items() if name in wide and link.unseen_s > FRESH_S]
 
     def observed(self) -> Scenario:
         """Return the scenario with links as observed."""
