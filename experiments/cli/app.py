@@ -108,7 +108,8 @@ def bench(
         bool, typer.Option("--refit", help="accuracy: also fit the constants to other sizes of cluster.")
     ] = False,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="fidelity: folder of the runs; those that it has are not repeated.")
+        Path | None,
+        typer.Option("--keep", help="diloco, fidelity: folder of the runs; those that it has are not repeated."),
     ] = None,
     count: Annotated[
         int | None,

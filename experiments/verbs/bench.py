@@ -55,6 +55,9 @@ SEEDED = {
     "regret": measure_regret,
 }
 
+# Benches whose runs are kept in a folder, if one is given.
+KEEPING = ("diloco", "fidelity")
+
 BENCHES: Mapping[str, Bench] = {
     **COUNTED,
     **SEEDED,
@@ -91,7 +94,7 @@ def bench(
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
     model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
-    bench ``fidelity`` takes ``kept``, the folder of its runs. Only those of `COUNTED` and `SEEDED` take ``count``, and
+    those of `KEEPING` take ``kept``, the folder of their runs. Only those of `COUNTED` and `SEEDED` take ``count``, and
     those of `SEEDED` also ``seed``.
 
     Raises:
@@ -101,8 +104,8 @@ def bench(
     if files is not None and name != "accuracy":
         advice = "leave out --runs, --times, --sizes, --network and --model, which only 'accuracy' reads"
         raise InputError(f"bench '{name}' takes no files", where="bench", valid=advice)
-    if kept is not None and name != "fidelity":
-        advice = "leave out --keep; only bench 'fidelity' can be interrupted and go on"
+    if kept is not None and name not in KEEPING:
+        advice = f"leave out --keep; only {' and '.join(KEEPING)} can be interrupted and go on"
         raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
     if refit and name != "accuracy":
         raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
@@ -114,8 +117,10 @@ def bench(
         raise InputError(f"bench '{name}' draws nothing at random", where="bench", valid=advice)
     if name == "accuracy":
         result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
-    elif kept is not None:
+    elif name == "fidelity":
         result = measure_fidelity(quick, tell, kept)
+    elif name == "diloco":
+        result = measure_separate_training(quick, tell, count, kept)
     elif name in COUNTED:
         result = COUNTED[name](quick, tell, count)
     elif name in SEEDED:

@@ -5,6 +5,7 @@ characters with different numbers of steps between exchanges; with compressed me
 the layers. The loss is measured on text that was held out.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.cases import two_stage_plan, workers_plan
+from experiments.benches.kept import KeptResults
 from experiments.benches.regions.held_out import held_out_loss
 from experiments.benches.result import BenchResult, Check, Row, at_most
 from experiments.benches.simulation.predicted import profile_of
@@ -66,8 +68,14 @@ class _Case:
     plan: Callable[[Scenario], Plan]
 
 
-def measure_separate_training(quick: bool, tell: Callable[[str], None], count: int | None = None) -> BenchResult:
-    """Train by every method with ``count`` seeds; compare the losses on held-out text with the synchronous ones."""
+def measure_separate_training(
+    quick: bool, tell: Callable[[str], None], count: int | None = None, folder: Path | None = None
+) -> BenchResult:
+    """Train by every method with ``count`` seeds; compare the losses on held-out text with the synchronous ones.
+
+    If a ``folder`` is given, every run is kept there, and runs that it has already are not repeated.
+    """
+    kept = KeptResults(folder)
     steps, seeds = (_QUICK_STEPS, count or 1) if quick else (_STEPS, count or _SEEDS)
     rows: list[Row] = []
     losses: dict[tuple[str, int, int], list[float]] = {}
@@ -76,7 +84,7 @@ def measure_separate_training(quick: bool, tell: Callable[[str], None], count: i
         own, sent_bytes = [], 0.0
         for seed in range(seeds):
             tell(f"{case.name}, {case.workers} workers, {case.interval} steps between exchanges, seed {seed}")
-            loss, sent_bytes = _train(case, seed, steps)
+            loss, sent_bytes = _kept_or_trained(kept, case, seed, steps)
             own.append(loss)
         synchronous = synchronous or own
         losses[case.name, case.workers, case.interval] = own
@@ -123,6 +131,20 @@ def _checks(losses: dict[tuple[str, int, int], list[float]], synchronous: Sequen
     yield at_most(
         "loss of sparse exchanges / of diloco, most of all workers and intervals", max(sparse), MOST_OF_DILOCO
     )
+
+
+def _kept_or_trained(kept: KeptResults, case: _Case, seed: int, steps: int) -> tuple[float, float]:
+    """Return the result of `_train`, which is kept under a name that tells all of its arguments."""
+    name = re.sub("[^a-z0-9]+", "-", f"{case.name}-{case.workers}-{case.interval}-{steps}-{seed}")
+    document = kept.read(name)
+    if document is None:
+        loss, sent_bytes = _train(case, seed, steps)
+        kept.write(name, {"loss": loss, "sent_bytes": sent_bytes})
+        return loss, sent_bytes
+    try:
+        return float(document["loss"]), float(document["sent_bytes"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise kept.damaged(name) from error
 
 
 def _train(case: _Case, seed: int, steps: int) -> tuple[float, float]:

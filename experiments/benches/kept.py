@@ -1,0 +1,54 @@
+"""Results of a bench that are kept in a folder, so that a bench that was interrupted goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from traces.common.atomic import write_text_atomically
+from traces.common.errors import InputError
+
+
+class KeptResults:
+    """JSON documents by name, each in a file ``NAME.json``.
+
+    If what was measured or the machine has changed, choose another folder: this is not noticed.
+
+    Args:
+        folder: The folder, which is made if it does not exist; None to keep nothing.
+
+    Raises:
+        InputError: The folder cannot be made.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                problem, advice = f"no folder can be made here: {error.strerror}", "choose another folder"
+                raise InputError(problem, where=str(folder), valid=advice) from error
+
+    def read(self, name: str) -> Any:
+        """Return a document; None if there is none. Raise `InputError` if its file is damaged."""
+        path = self._path(name)
+        if path is None or not path.is_file():
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.damaged(name) from error
+
+    def write(self, name: str, document: Any) -> None:
+        """Write a document."""
+        path = self._path(name)
+        if path is not None:
+            write_text_atomically(path, json.dumps(document))
+
+    def damaged(self, name: str) -> InputError:
+        """Return the error of a file without the results that it should have."""
+        advice = "remove it, and the case is run again"
+        return InputError("no results of a case are in this file", where=str(self._path(name)), valid=advice)
+
+    def _path(self, name: str) -> Path | None:
+        return self._folder / f"{name}.json" if self._folder is not None else None
