@@ -133,9 +133,18 @@ def _checks(losses: dict[tuple[str, int, int], list[float]], synchronous: Sequen
     )
 
 
+def run_name(method: str, workers: int, interval: int, steps: int, seed: int) -> str:
+    """Return the name of a run among those that are kept.
+
+    >>> run_name("streaming, int4", 2, 50, 1000, 0)
+    'streaming-int4-2-50-1000-0'
+    """
+    return re.sub("[^a-z0-9]+", "-", f"{method}-{workers}-{interval}-{steps}-{seed}")
+
+
 def _kept_or_trained(kept: KeptResults, case: _Case, seed: int, steps: int) -> tuple[float, float]:
-    """Return the result of `_train`, which is kept under a name that tells all of its arguments."""
-    name = re.sub("[^a-z0-9]+", "-", f"{case.name}-{case.workers}-{case.interval}-{steps}-{seed}")
+    """Return the result of `_train`, which is kept under `run_name`."""
+    name = run_name(case.name, case.workers, case.interval, steps, seed)
     document = kept.read(name)
     if document is None:
         loss, sent_bytes = _train(case, seed, steps)

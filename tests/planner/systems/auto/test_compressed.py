@@ -82,6 +82,21 @@ def test_the_policy_goes_back_when_the_links_recover() -> None:
     assert used[-1] == "none"
 
 
+def test_the_policy_keeps_small_messages_where_slow_times_of_the_links_need_them() -> None:
+    fast = with_better_links(within_regions(SITES, ["south", "west"]), 8)
+
+    def swaying(link: Link) -> Link:
+        return replace(link, trace=LinkTrace([0.0, 25.0], [link.bandwidth_bps, link.bandwidth_bps / 8], 50.0))
+
+    links = tuple(map(swaying, fast.cluster.links))
+    scenario = allowing(replace(fast, cluster=Cluster(fast.cluster.devices, links)), "none", "int8")
+    start = replace(auto(fast), compression="int8")
+    # In the first half of each period messages as they are would do.
+    assert contended_step_time_s(replace(start, compression="none"), fast) < 1.001 * contended_step_time_s(start, fast)
+    record = Simulator(duration_s=200.0).run(scenario, start, AutoPolicy(scenario), 10**6)
+    assert "none" not in [decision.plan.compression for decision in record.decisions]
+
+
 def test_a_format_that_is_the_only_one_is_used() -> None:
     assert auto(allowing(SITES, "bf16")).compression == "bf16"
 
