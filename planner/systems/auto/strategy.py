@@ -144,12 +144,14 @@ def _regions(plan: Plan, scenario: Scenario) -> frozenset[str]:
 
 
 def _small_sets(scenario: Scenario) -> list[frozenset[str]]:
-    """Return the largest sets of regions in which every set of devices is tried; none contains another.
+    """Return the largest sets of regions in which every set of devices is tried; nothing if it is tried in all regions.
 
     In a cluster with more devices the search may find no plan for just a few regions.
     """
     regions = scenario.cluster.regions
     count = Counter(device.region for device in scenario.cluster.devices)
+    if count.total() <= MOST_DEVICES:
+        return []
     found: list[frozenset[str]] = []
     for size in range(len(regions) - 1, 0, -1):
         for each in map(frozenset, combinations(regions, size)):

@@ -127,6 +127,7 @@ def test_no_other_bench_draws_clusters() -> None:
         (20261144, ("region-1", "region-2")),
         (20261189, ("region-1", "region-2", "region-3", "region-4")),
         (20261193, ("region-0", "region-1", "region-3")),
+        (20261205, ("region-1", "region-2", "region-3", "region-4")),
         (731129013, ("region-0", "region-2", "region-3", "region-4")),
     ],
 )
