@@ -10,7 +10,7 @@ from pathlib import Path
 
 from executor.control.arrivals import with_arrivals
 from executor.control.attachment import Attachment, Survival
-from executor.control.attempts import AttemptFolder, losses_of_ranks, rows_of_ranks
+from executor.control.attempts import AttemptFolder, first_plan, losses_of_ranks, rows_of_ranks
 from executor.control.launcher import prepared_job, run_job
 from executor.control.policy_driver import PolicyDriver
 from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
@@ -122,7 +122,8 @@ class TorchBackend:
         first_step, first_sample = config.first_step, config.first_sample
         adaptation = None
         if policy is not None:
-            adaptation = Adaptation(policy, plan, scenario, first_step, first_sample)
+            began = _first_plan(checkpoints, plan, scenario)
+            adaptation = Adaptation(policy, plan, scenario, first_step, first_sample, began)
         check = partial(
             check_decision,
             scenario=scenario,
@@ -249,6 +250,18 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
     from executor.recovery.checkpoints import CheckpointFolder
 
     return CheckpointFolder(checkpoints.folder).samples_before(checkpoints.first_step)
+
+
+def _first_plan(checkpoints: CheckpointConfig | None, plan: Plan, scenario: Scenario) -> Plan:
+    """Return the plan with which the run began that goes on with ``plan``, if the scenario can still carry it out."""
+    if checkpoints is None or not checkpoints.first_step:
+        return plan
+    found = first_plan(checkpoints.folder, plan)
+    try:
+        check_plan(found, scenario)
+    except InputError:
+        return plan
+    return found
 
 
 def _separate_pipelines(plan: Plan, devices: Sequence[str]) -> Mapping[int, Pipeline]:

@@ -197,6 +197,28 @@ def is_recorded(checkpoints: Path, steps: int) -> bool:
         return False
 
 
+def first_plan(checkpoints: Path, plan: Plan) -> Plan:
+    """Return the plan with which the run began that goes on with ``plan``, which a policy may have decided since.
+
+    It is ``plan`` itself if the attempt before had another one, or if what it has left is damaged.
+
+    Args:
+        checkpoints: The folder of the run's checkpoints.
+        plan: The plan of the attempt that begins.
+    """
+    found = plan
+    for folder in reversed(_folders(checkpoints.resolve() / _RECORD)):
+        try:
+            began = parse_plan(json.loads((folder / _ABOUT).read_text())["plan"])
+            decided = [decision.plan for decision, _ in _decisions(folder)]
+        except _DAMAGES:
+            break
+        if found not in (began, *decided):
+            break
+        found = began
+    return found
+
+
 def finished_record(record: RunRecord, checkpoints: CheckpointConfig, tell: Callable[[str], None]) -> RunRecord:
     """Return the record of a run that had ended after its last step, from what its attempts have left.
 

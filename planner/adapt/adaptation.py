@@ -36,6 +36,7 @@ class Adaptation:
         plan: The plan of the first step.
         first_step: Index of the run's first step, above 0 if it resumes from a checkpoint.
         first_sample: Samples of all steps before ``first_step``.
+        first_plan: The plan with which the run began, if it resumes from a checkpoint; None if that is ``plan``.
 
     Raises:
         InputError: The plan's pipelines take steps at their own speed, so that no step is one of all devices.
@@ -44,7 +45,13 @@ class Adaptation:
     """
 
     def __init__(
-        self, policy: Policy, plan: Plan, scenario: Scenario, first_step: int = 0, first_sample: int = 0
+        self,
+        policy: Policy,
+        plan: Plan,
+        scenario: Scenario,
+        first_step: int = 0,
+        first_sample: int = 0,
+        first_plan: Plan | None = None,
     ) -> None:
         if plan.synchronisation.is_decoupled:
             method = plan.synchronisation.method
@@ -60,6 +67,7 @@ class Adaptation:
         # first step is later.
         self._timeline: list[tuple[int, Plan]] = [(first_step, plan)]
         self._first_sample = first_sample
+        self._first_plan = first_plan or plan
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
@@ -103,7 +111,8 @@ class Adaptation:
         """Return the observation of a finished step, with its events and, if they were measured, gradient norms."""
         trained = self.samples_before(step)
         seen = self._observer.observe(events, step, self.plan_for(step))
-        return replace(seen, away=away, samples_before=trained, noise=self._noise(norms, trained))
+        noise = self._noise(norms, trained)
+        return replace(seen, away=away, samples_before=trained, noise=noise, first_plan=self._first_plan)
 
     def _noise(self, norms: GradientNorms | None, samples: int) -> NoiseEstimate | None:
         if norms is not None:
@@ -171,7 +180,8 @@ class Adaptation:
         """
         running = self.plan_for(step)
         # With a copy: if the policy waits, the step goes on, and is observed again when it is finished.
-        seen = replace(deepcopy(self._observer).observe(events, step, running), gone=gone, away=away)
+        observed = deepcopy(self._observer).observe(events, step, running)
+        seen = replace(observed, gone=gone, away=away, first_plan=self._first_plan)
         # A plan that is already decided for a later step may not contain the devices that left.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)

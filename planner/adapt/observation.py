@@ -120,6 +120,8 @@ class Observation:
         samples_before: Samples of all steps before this one.
         noise: Estimate of the gradient noise from this step alone, measured or, where none is measured, from the noise
             scale that the scenario assumes; None without both.
+        first_plan: The plan with which the run began, before all decisions, also those before it was resumed from a
+            checkpoint; None if it is not known.
     """
 
     step: int
@@ -131,6 +133,7 @@ class Observation:
     end_s: float = 0.0
     samples_before: int = 0
     noise: NoiseEstimate | None = None
+    first_plan: Plan | None = None
 
 
 def _is_late(event: Event) -> bool:

@@ -28,7 +28,7 @@ LEAST_SAVED, HELD_STEPS, MOST_HELD_STEPS = 0.1, 5, 80
 class WorkerShares:
     """Chooses workers and their samples; each run needs an object of its own.
 
-    The first plan that it is shown has all workers.
+    The plan with which the run began has all workers.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -51,7 +51,7 @@ class WorkerShares:
             slowdown: The factor on a device's profiled compute times, by device.
             left_out: Devices of workers that do not take part, unless nobody else is there.
         """
-        self._whole = self._whole or plan
+        self._whole = self._whole or observation.first_plan or plan
         away = {*observation.gone, *observation.away}
         if not observation.gone and observation.plan.pipelines != plan.pipelines:
             # The plan is about to change.

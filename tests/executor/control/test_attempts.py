@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.control.attempts import AttemptFolder, with_earlier_attempts
+from executor.control.attempts import AttemptFolder, first_plan, with_earlier_attempts
 from executor.core.job import CheckpointConfig, JobFolder, RunConfig
 from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
 from experiments.runs.scenario import choose_scenario
+from planner.adapt.policy import Decision
 from planner.events.event import ABSENT, EventKind, EventWriter, fault_event, in_order
+from planner.plan.plan import Plan
 from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
 from planner.systems.registry import make_plan
@@ -120,6 +122,31 @@ def test_an_earlier_run_keeps_its_record_until_the_next_one_begins(tmp_path: Pat
     assert earlier.path.is_dir()
     own.begin(time.monotonic(), replaces=True)
     assert list(own.path.parent.iterdir()) == [own.path]
+
+
+def test_the_first_plan_is_found_over_attempts_that_go_on_with_each_other(tmp_path: Path) -> None:
+    scenario = choose_scenario("digits")
+    first = make_plan("gpipe", scenario)
+    second, third, other = (replace(first, strategy=name) for name in ("second", "third", "other"))
+
+    def attempt(plan: Plan, *decided: Plan) -> AttemptFolder:
+        folder = AttemptFolder.create(CheckpointConfig(tmp_path, EVERY), 0, plan, sees_arrivals=True)
+        for step, each in enumerate(decided):
+            folder.add_decision(Decision(step, step + 2, each, "changed"), made_s=float(step))
+        return folder
+
+    assert first_plan(tmp_path, first) == first
+    earliest = attempt(first, other, second)
+    attempt(second, third)
+    assert first_plan(tmp_path, third) == first_plan(tmp_path, second) == first
+    # The user has given another plan: nothing before it counts.
+    assert first_plan(tmp_path, replace(third, strategy="given")) == replace(third, strategy="given")
+    attempt(replace(third, strategy="given"))
+    assert first_plan(tmp_path, replace(third, strategy="given")) == replace(third, strategy="given")
+    attempt(third)
+    assert first_plan(tmp_path, third) == third
+    (earliest.path / "attempt.json").write_text("{")
+    assert first_plan(tmp_path, third) == third
 
 
 def test_hosts_agree_though_only_the_head_keeps_rows(tmp_path: Path) -> None:

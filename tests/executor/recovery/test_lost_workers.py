@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from executor.control.attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from planner.plan.outer_step import OuterStep
@@ -226,6 +227,23 @@ def test_a_run_goes_on_from_a_checkpoint_after_a_worker_has_left_and_come_back(s
     rest = resumed.run(scenario, present, Scripted({7: plan}) if step < 9 else None, 14)
     assert rest.losses == whole.losses[step:]
     torch.testing.assert_close(load_file(target), expected, rtol=0, atol=0)
+
+
+def test_a_resumed_run_takes_a_worker_back_that_was_left_out_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_out_by_the_first_plan(monkeypatch)
+    scenario, plan, without_first, _ = scripted(STREAM, "diloco-streaming")
+    folder = tmp_path / "checkpoints"
+    backend = TorchBackend("real", checkpoints=CheckpointConfig(folder, 1))
+    first = backend.run(scenario, plan, Scripted({2: without_first}), 8)
+    step, present = resumption(folder, scenario, STEPS, print)
+    assert (step, present) == (8, without_first)
+    resumed = replace(backend, checkpoints=CheckpointConfig(folder, 1, step))
+    rest = resumed.run(scenario, present, make_policy("auto", scenario), STEPS)
+    assert [decision.plan for decision in rest.decisions] == [plan]
+    whole = with_earlier_attempts(rest, folder, print)
+    assert (whole.plan, len(whole.losses)) == (first.plan, STEPS)
 
 
 @pytest.mark.parametrize("method", ["diloco", pytest.param("diloco-streaming", marks=pytest.mark.slow)])
