@@ -34,7 +34,7 @@ from experiments.benches.sailor.accuracy import measure_accuracy
 from experiments.benches.sailor.measured_files import find_measured_files
 from experiments.benches.simulation.profile import measure_profile
 from experiments.benches.simulation.simulator import measure_simulator
-from experiments.benches.sweep import measure_sweep
+from experiments.benches.simulation.sweep import measure_sweep
 from experiments.reproductions.asteroid.reproduction import reproduce_asteroid
 from experiments.reproductions.cannikin.reproduction import reproduce_cannikin
 from experiments.reproductions.cloudless.reproduction import reproduce_cloudless
