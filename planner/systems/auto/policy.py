@@ -57,6 +57,10 @@ PROBE_AFTER_S = 120.0
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
 
+# A probe whose first step takes so many times as long as it may on slow links is given up at once: latencies of links
+# that were never seen may be far above the declared ones.
+SURPRISE = 3.0
+
 
 class AutoPolicy:
     """The policy ``auto``; each run needs an object of its own.
@@ -83,11 +87,13 @@ class AutoPolicy:
         # The way back to the first plan from a plan, and when it was computed, seconds.
         self._back_of: Plan | None = None
         self._back_s = self._back_at_s = 0.0
-        self._elapsed_s = 0.0
+        self._elapsed_s = self._duration_s = 0.0
         self._reviewed_s = 0.0
         self._incumbent: Plan | None = None
         self._probe_steps = 0
         self._probe_s = 0.0
+        # Longest expected time of the first step of the present probe, with the move.
+        self._probe_first_s = math.inf
         self._probed_at_s = 0.0
         self._wait_s = PROBE_AFTER_S
 
@@ -134,6 +140,7 @@ class AutoPolicy:
         # Steps overlap, so the duration of a step is measured from the end of the previous step.
         duration_s = observation.end_s - (self._before.end_s if self._before is not None else 0.0)
         self._elapsed_s += duration_s
+        self._duration_s = duration_s
         samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             self._predictions.correct(observation.plan, duration_s, samples)
@@ -201,7 +208,7 @@ class AutoPolicy:
             stale = [name for name in self._predictions.used(regret.first) if links[name].unseen_s > 0]
             probing = probing_plan(plan, self._scenario, stale, away)
             if probing is not None:
-                self._incumbent, self._probe_steps = plan, 0
+                self._incumbent, self._probe_steps, self._probe_first_s = plan, 0, math.inf
                 return probing
         self._incumbent = None
         return regret.first
@@ -305,28 +312,33 @@ class AutoPolicy:
         if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
             return None
         worst = self._predictions.worst()
-        worst_s = steps * step_time_s(probing, worst)
-        worst_s += _moving_s(plan, probing, worst) + _moving_s(probing, plan, worst)
+        step_s, there_s = step_time_s(probing, worst), _moving_s(plan, probing, worst)
+        worst_s = steps * step_s + there_s + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
             return None
         self._probe_s += loss_s
-        self._incumbent, self._probe_steps = plan, 0
+        self._incumbent, self._probe_steps, self._probe_first_s = plan, 0, there_s + step_s
         return probing
 
     def _after_probe(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that the probe has shown to be better, else the incumbent; None to continue the probe."""
         self._probe_steps += 1
-        if self._probe_steps < LEAST_PROBE_STEPS:
+        is_surprise = self._probe_steps == 1 and self._duration_s > SURPRISE * self._probe_first_s
+        if self._probe_steps < LEAST_PROBE_STEPS and not is_surprise:
             return None
-        self._cover(away)
-        better = self._better(plan, incumbent, away)
-        least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
-        is_promising = self._probe_steps < MOST_PROBE_STEPS and any(
-            self._predictions.is_known(each) and self._can_pay(plan, each) and self._predictions.step_s(each) < least_s
-            for each in self.portfolio.plans(away)
-        )
-        if better is None and is_promising:
-            return None
+        better = None
+        if not is_surprise:
+            self._cover(away)
+            better = self._better(plan, incumbent, away)
+            least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
+            is_promising = self._probe_steps < MOST_PROBE_STEPS and any(
+                self._predictions.is_known(each)
+                and self._can_pay(plan, each)
+                and self._predictions.step_s(each) < least_s
+                for each in self.portfolio.plans(away)
+            )
+            if better is None and is_promising:
+                return None
         self._probed_at_s, self._incumbent = self._elapsed_s, None
         self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
         return better or incumbent

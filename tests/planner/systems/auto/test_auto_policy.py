@@ -22,6 +22,7 @@ from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import mesh_scenario
 from tests.helpers.scenarios.wide import LAYERS, NOMINAL_BPS, on_one_device, wide_scenario
 from traces.common.errors import InputError
+from traces.trace import LinkTrace
 
 
 def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float = 1200.0) -> RunRecord:
@@ -80,6 +81,19 @@ def test_looking_in_vain_costs_little() -> None:
     adapted = run(scenario, start, "auto", 3600.0)
     assert adapted.decisions
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 3600.0))
+
+
+def test_a_probe_over_a_latency_far_above_the_declared_one_ends_after_a_step() -> None:
+    declared = wide_scenario()
+    links = tuple(
+        replace(link, trace=LinkTrace([0.0], [link.bandwidth_bps], 60.0, [20.0])) for link in declared.cluster.links
+    )
+    scenario = replace(declared, cluster=replace(declared.cluster, links=links))
+    start = on_one_device(scenario)
+    adapted = run(scenario, start, "auto", 3600.0)
+    probe, back = adapted.decisions
+    assert (back.observed_step, back.plan.pipelines) == (probe.first_step, start.pipelines)
+    assert per_s(adapted) >= 0.975 * per_s(run(scenario, start, "none", 3600.0))
 
 
 def test_equal_runs_decide_equally() -> None:
