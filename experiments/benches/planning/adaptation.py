@@ -10,14 +10,14 @@ without compression. For comparison there are:
 """
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
+from functools import partial
 from statistics import geometric_mean, median
 
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, AdaptationCase, drawn, run_for, usable_cases
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.planning.hindsight import FIRST_MINUTE_S, possible_gain, starting_plans, uncompressed
 from experiments.benches.result import BenchResult, Check, Row, at_least
-from experiments.sweep.engines.local import process_pool, usable_cores
+from experiments.sweep.engines.local import process_pool, results_in_order, usable_cores
 from planner.runs.metrics import measure
 from planner.scenario.scenario import in_window
 from planner.systems.auto.policy import AutoPolicy
@@ -51,7 +51,8 @@ def measure_adaptation(
         chosen = drawn(chosen, count, seed, tell)
     rows: list[Row] = []
     with process_pool(usable_cores()) as pool:
-        for row in pool.map(measure_case, chosen, repeat(QUICK_DURATION_S if quick else DURATION_S)):
+        measure_each = partial(measure_case, duration_s=QUICK_DURATION_S if quick else DURATION_S)
+        for row in results_in_order(pool, measure_each, chosen):
             rows.append(row)
             gains = f"auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"
             tell(f"{row['scenario']}, {row['trace']} ({row['half']}): {gains}")

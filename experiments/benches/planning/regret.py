@@ -16,7 +16,7 @@ from experiments.benches.cases import draw_seeds
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, run_for, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DURATION_S
 from experiments.benches.result import BenchResult, Check, Row, at_least
-from experiments.sweep.engines.local import process_pool, usable_cores
+from experiments.sweep.engines.local import process_pool, results_in_order, usable_cores
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
 from planner.scenario.scenario import Scenario, within_regions
@@ -97,7 +97,7 @@ def measure_regret(
     with process_pool(usable_cores()) as pool:
         for place in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
             courses = choose_courses(random, number, gains)
-            for course, found in zip(courses, pool.map(measure_course, courses), strict=True):
+            for course, found in zip(courses, results_in_order(pool, measure_course, courses), strict=True):
                 rows += [{"round": place, **row} for row in found]
                 gains[course] = min(float(row["auto_gain"]) for row in found)
                 tell(f"round {place}, {course.text()}: {gains[course]:.3f}")

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.runs.console import STOP_SIGNALS
 from experiments.sweep.points import Point
@@ -49,6 +49,9 @@ def interrupts_held_back() -> Iterator[None]:
     for arguments in delayed:
         handlers[arguments[0]](*arguments)
 
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Most bytes in the path of the temporary folder: a socket's path has at most 107, and Python appends this name.
 _LONGEST_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
@@ -135,6 +138,19 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         except BrokenProcessPool:
             raise RunError("worker processes end as soon as they start; is there enough memory?") from None
         yield pool
+
+
+def results_in_order(
+    pool: ProcessPoolExecutor, work: Callable[[Item], Result], items: Sequence[Item]
+) -> Iterator[Result]:
+    """Yield what ``work`` returns for each item.
+
+    Unlike `Executor.map` this cancels no future when the caller ends: in Python 3.11 that is an error in the thread
+    that notices the end of workers, so that the one which sends items to them waits for ever.
+    """
+    futures = [pool.submit(work, item) for item in items]
+    for future in futures:
+        yield future.result()
 
 
 @contextmanager
