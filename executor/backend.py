@@ -10,7 +10,7 @@ from pathlib import Path
 
 from executor.control.arrivals import with_arrivals
 from executor.control.attachment import Attachment, Survival
-from executor.control.attempts import AttemptFolder, first_plan, losses_of_ranks, rows_of_ranks
+from executor.control.attempts import AttemptFolder, losses_of_ranks, plans_before, rows_of_ranks
 from executor.control.launcher import prepared_job, run_job
 from executor.control.policy_driver import PolicyDriver
 from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
@@ -253,14 +253,16 @@ def _first_sample(checkpoints: CheckpointConfig) -> int:
 
 
 def _first_plan(checkpoints: CheckpointConfig | None, plan: Plan, scenario: Scenario) -> Plan:
-    """Return the plan with which the run began that goes on with ``plan``, if the scenario can still carry it out."""
+    """Return the first plan of the run that goes on with ``plan``, of those that the scenario can still carry out."""
     if checkpoints is None or not checkpoints.first_step:
         return plan
-    found = first_plan(checkpoints.folder, plan)
-    try:
-        check_plan(found, scenario)
-    except InputError:
-        return plan
+    found = plan
+    for earlier in plans_before(checkpoints, plan):
+        try:
+            check_plan(earlier, scenario)
+        except InputError:
+            break
+        found = earlier
     return found
 
 

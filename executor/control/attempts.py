@@ -197,26 +197,35 @@ def is_recorded(checkpoints: Path, steps: int) -> bool:
         return False
 
 
-def first_plan(checkpoints: Path, plan: Plan) -> Plan:
-    """Return the plan with which the run began that goes on with ``plan``, which a policy may have decided since.
+def plans_before(checkpoints: CheckpointConfig, plan: Plan) -> Iterator[Plan]:
+    """Yield the plans with which attempts of a run began, the last one first, that led to ``plan`` by decisions.
 
-    It is ``plan`` itself if the attempt before had another one, or if what it has left is damaged.
+    Where an attempt began with a plan that the one before had neither begun with nor decided, the user gave another
+    one: nothing before it counts. Orders of actions do not matter. Damaged files count as no attempt.
 
     Args:
-        checkpoints: The folder of the run's checkpoints.
-        plan: The plan of the attempt that begins.
+        checkpoints: The folder of the run's checkpoints, and the first step of the attempt that begins.
+        plan: The plan of this step.
     """
-    found = plan
-    for folder in reversed(_folders(checkpoints.resolve() / _RECORD)):
+    stop = checkpoints.first_step
+    for folder in reversed(_folders(checkpoints.folder.resolve() / _RECORD)):
         try:
-            began = parse_plan(json.loads((folder / _ABOUT).read_text())["plan"])
-            decided = [decision.plan for decision, _ in _decisions(folder)]
+            about = json.loads((folder / _ABOUT).read_text())
+            if int(about["first_step"]) >= stop or not (folder / _BEGAN).exists():
+                # The checkpoint is that of an attempt before.
+                continue
+            began, stop = parse_plan(about["plan"]), int(about["first_step"])
+            known = [began, *(decision.plan for decision, _ in _decisions(folder))]
         except _DAMAGES:
-            break
-        if found not in (began, *decided):
-            break
-        found = began
-    return found
+            return
+        if _unordered(plan) not in map(_unordered, known):
+            return
+        yield began
+        plan = began
+
+
+def _unordered(plan: Plan) -> Plan:
+    return replace(plan, schedule="", order="")
 
 
 def finished_record(record: RunRecord, checkpoints: CheckpointConfig, tell: Callable[[str], None]) -> RunRecord:

@@ -26,7 +26,8 @@ from sim.simulator import Simulator
 COUNT = 6
 DURATION_S = 300.0
 
-# Numbers of devices of a case's first plan: one device has no link, and more than four ranks share two cores.
+# Numbers of devices of a case's first plan: with fewer there is one link at most, and with more they take turns on the
+# cores of a small machine.
 DEVICES = range(3, 5)
 
 # Strategies of first plans and policies in `SLOWING`. `depth` changes only how many microbatches are in flight; the
@@ -46,15 +47,16 @@ def measure_real_gains(
     """Run plans with and without policies in both backends.
 
     Args:
-        quick: Whether to run only the scenario whose link slows.
+        quick: Whether to run only the scenario whose link slows, whatever the other arguments are.
         tell: Function that shows progress.
         count: Number of cases of the bench of adaptation; None for `COUNT`.
         seed: Seed of their draw; None for a random one.
     """
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
+    wanted = 0 if quick else COUNT if count is None else count
     slowing = _told(_slowing(real), tell)
-    drawn_rows = [] if quick else _told(_drawn(real, tell, COUNT if count is None else count, seed), tell)
-    return BenchResult([*slowing, *drawn_rows], checks(slowing, drawn_rows))
+    drawn_rows = _told(_drawn(real, tell, wanted, seed), tell) if wanted else []
+    return BenchResult([*slowing, *drawn_rows], checks(slowing, drawn_rows, wanted))
 
 
 def _slowing(real: Backend) -> Iterator[Row]:
@@ -140,8 +142,8 @@ def _told(rows: Iterable[Row], tell: Callable[[str], None]) -> list[Row]:
     return found
 
 
-def checks(slowing: Sequence[Row], drawn: Sequence[Row]) -> list[Check]:
-    """Return the checks of the scenario whose link slows, and of the cases of adaptation, if there are any."""
+def checks(slowing: Sequence[Row], drawn: Sequence[Row], wanted: int) -> list[Check]:
+    """Return the checks of the scenario whose link slows, and of so many cases of adaptation as were wanted."""
     gaining = [min(float(row["simulated_gain"]), float(row["real_gain"])) for row in slowing[: len(GAINING)]]
     moves = sum(int(row["simulated_moves"]) + int(row["real_moves"]) for row in slowing)
     found = [
@@ -149,6 +151,8 @@ def checks(slowing: Sequence[Row], drawn: Sequence[Row]) -> list[Check]:
         at_least(f"{SLOWING}: changes that move layers", moves, 1),
         at_most(f"{SLOWING}: worst difference of simulated and real gain", _worst(slowing), WORST_DIFFERENCE),
     ]
+    if wanted:
+        found.append(at_least("cases of adaptation: runs", len(drawn), wanted))
     if drawn:
         least = min(float(row["real_gain"]) for row in drawn)
         found += [

@@ -21,8 +21,9 @@ from planner.systems.cannikin.strategy import adaptdl, cannikin, lb_bsp
 from planner.systems.deepcee.strategy import deepcee
 from traces.common.errors import InputError
 
-# Most regions of a cluster whose subsets are searched too, and most such sets, beside those of better plans.
-MOST_REGIONS, MOST_REGION_SETS = 6, 3
+# Most regions of a cluster whose subsets are searched too; and most sets of the regions of candidates, and of few
+# devices, beside those of better plans.
+MOST_REGIONS, MOST_REGION_SETS, MOST_SMALL_SETS = 6, 3, 4
 
 # Share of the windows of a trace that are bad ones, and how many times as good as the plan for mean rates a plan for
 # them must be over all windows: since rates change within windows too, smaller differences may be errors.
@@ -86,8 +87,8 @@ def plan_for(scenario: Scenario, objective: Objective, cost_model: CostModel | N
     """Return the plan with the lowest score that `search` finds, with plans of other strategies as seeds.
 
     In a few regions, the search is repeated within those of the plan, and within those of candidates that are nearly as
-    good, if these are not all regions and their devices can compute as fast; also within every set of regions that have
-    few devices. The arguments are those of `search`.
+    good, if these are not all regions and their devices can compute as fast; also within sets of regions that have few
+    devices. The arguments are those of `search`.
 
     Raises:
         InputError: No plan fits into memory or keeps the limits, or the model's profile has no times for a device kind
@@ -144,9 +145,10 @@ def _regions(plan: Plan, scenario: Scenario) -> frozenset[str]:
 
 
 def _small_sets(scenario: Scenario) -> list[frozenset[str]]:
-    """Return the largest sets of regions in which every set of devices is tried; nothing if it is tried in all regions.
+    """Return the sets of regions, of those in which every set of devices is tried, whose devices compute fastest.
 
-    In a cluster with more devices the search may find no plan for just a few regions.
+    None of them contains another. There are none in a cluster in which every set of devices is tried anyway; in one
+    with more devices the search may find no plan for just a few regions.
     """
     regions = scenario.cluster.regions
     count = Counter(device.region for device in scenario.cluster.devices)
@@ -157,7 +159,7 @@ def _small_sets(scenario: Scenario) -> list[frozenset[str]]:
         for each in map(frozenset, combinations(regions, size)):
             if sum(count[region] for region in each) <= MOST_DEVICES and not any(each < other for other in found):
                 found.append(each)
-    return found
+    return sorted(found, key=lambda each: _least_step_s(within_regions(scenario, each)))[:MOST_SMALL_SETS]
 
 
 def _published(scenario: Scenario) -> Iterator[Plan]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.control.attempts import AttemptFolder, first_plan, with_earlier_attempts
+from executor.control.attempts import AttemptFolder, plans_before, with_earlier_attempts
 from executor.core.job import CheckpointConfig, JobFolder, RunConfig
 from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
@@ -124,29 +124,38 @@ def test_an_earlier_run_keeps_its_record_until_the_next_one_begins(tmp_path: Pat
     assert list(own.path.parent.iterdir()) == [own.path]
 
 
-def test_the_first_plan_is_found_over_attempts_that_go_on_with_each_other(tmp_path: Path) -> None:
-    scenario = choose_scenario("digits")
-    first = make_plan("gpipe", scenario)
-    second, third, other = (replace(first, strategy=name) for name in ("second", "third", "other"))
+def test_the_plans_of_attempts_that_go_on_with_each_other_are_found(tmp_path: Path) -> None:
+    first = make_plan("gpipe", choose_scenario("digits"))
+    second, third, other, given = (replace(first, strategy=name) for name in ("second", "third", "other", "given"))
 
-    def attempt(plan: Plan, *decided: Plan) -> AttemptFolder:
-        folder = AttemptFolder.create(CheckpointConfig(tmp_path, EVERY), 0, plan, sees_arrivals=True)
-        for step, each in enumerate(decided):
+    def attempt(first_step: int, plan: Plan, *decided: Plan, has_begun: bool = True) -> AttemptFolder:
+        folder = AttemptFolder.create(CheckpointConfig(tmp_path, EVERY, first_step), 0, plan, sees_arrivals=True)
+        if has_begun:
+            folder.begin(time.monotonic(), replaces=False)
+        for step, each in enumerate(decided, start=first_step):
             folder.add_decision(Decision(step, step + 2, each, "changed"), made_s=float(step))
         return folder
 
-    assert first_plan(tmp_path, first) == first
-    earliest = attempt(first, other, second)
-    attempt(second, third)
-    assert first_plan(tmp_path, third) == first_plan(tmp_path, second) == first
+    def before(first_step: int, plan: Plan) -> list[Plan]:
+        return list(plans_before(CheckpointConfig(tmp_path, EVERY, first_step), plan))
+
+    assert before(4, first) == []
+    earliest = attempt(0, first, other, second)
+    attempt(4, second, third)
+    assert before(8, third) == [second, first]
+    assert before(8, replace(third, order="dynamic")) == [second, first]
+    # The checkpoint is that of the first attempt.
+    assert before(4, second) == [first]
+    # An attempt that ended before second 0, and one that has not come past its checkpoint.
+    attempt(8, given, has_begun=False)
+    attempt(8, given)
+    assert before(8, third) == [second, first]
     # The user has given another plan: nothing before it counts.
-    assert first_plan(tmp_path, replace(third, strategy="given")) == replace(third, strategy="given")
-    attempt(replace(third, strategy="given"))
-    assert first_plan(tmp_path, replace(third, strategy="given")) == replace(third, strategy="given")
-    attempt(third)
-    assert first_plan(tmp_path, third) == third
+    assert before(8, given) == []
+    attempt(8, given, third)
+    assert before(12, third) == [given]
     (earliest.path / "attempt.json").write_text("{")
-    assert first_plan(tmp_path, third) == third
+    assert before(8, third) == [second]
 
 
 def test_hosts_agree_though_only_the_head_keeps_rows(tmp_path: Path) -> None:

@@ -21,12 +21,18 @@ STILL: Cells = {"simulated_gain": 1.0, "real_gain": 1.0, "simulated_moves": 0, "
 
 
 def holding(slowing: list[Cells], drawn_rows: list[Cells]) -> list[bool]:
-    return [check.holds for check in checks(slowing, drawn_rows)]
+    return [check.holds for check in checks(slowing, drawn_rows, len(drawn_rows))]
 
 
 def test_all_bars_hold_where_gains_agree() -> None:
     assert holding(SLOWING, []) == [True] * 3
-    assert holding(SLOWING, [STILL] * 6) == [True] * 5
+    assert holding(SLOWING, [STILL] * 6) == [True] * 6
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_fewer_cases_than_were_wanted_are_no_result(left: int) -> None:
+    found = checks(SLOWING, [STILL] * left, 6)
+    assert [check.holds for check in found] == [True] * 3 + [False] + [True] * (2 if left else 0)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +56,13 @@ def test_each_bar_of_the_slowing_link_can_be_missed(
 @pytest.mark.parametrize(
     ("changed", "missed"),
     [
-        ({"simulated_gain": 0.96, "real_gain": 0.96}, {3}),
-        ({"simulated_gain": 1.2, "real_gain": 1.1}, {4}),
-        ({"simulated_gain": 1.1, "real_gain": 0.96}, {3, 4}),
+        ({"simulated_gain": 0.96, "real_gain": 0.96}, {4}),
+        ({"simulated_gain": 1.2, "real_gain": 1.1}, {5}),
+        ({"simulated_gain": 1.1, "real_gain": 0.96}, {4, 5}),
     ],
 )
 def test_each_bar_of_the_cases_can_be_missed(changed: Mapping[str, float], missed: set[int]) -> None:
-    assert holding(SLOWING, [STILL, {**STILL, **changed}]) == [number not in missed for number in range(5)]
+    assert holding(SLOWING, [STILL, {**STILL, **changed}]) == [number not in missed for number in range(6)]
 
 
 def test_cases_are_drawn_in_an_order_that_can_be_had_again() -> None:

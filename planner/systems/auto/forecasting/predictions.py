@@ -152,7 +152,7 @@ class Predictions:
         return links
 
     def slow(self) -> Scenario:
-        """Return the scenario with links at low rates of those that were observed, the second of `link_states`."""
+        """Return the scenario with links at low rates, the second of `link_states`."""
         return with_links(self._scenario, self.link_states()[1])
 
     def worst(self) -> Scenario:
