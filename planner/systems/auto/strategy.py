@@ -23,7 +23,7 @@ from traces.common.errors import InputError
 
 # Most regions of a cluster whose subsets are searched too; and most sets of the regions of candidates, and of few
 # devices, beside those of better plans.
-MOST_REGIONS, MOST_REGION_SETS, MOST_SMALL_SETS = 6, 3, 4
+MOST_REGIONS, MOST_REGION_SETS, MOST_SMALL_SETS = 6, 3, 3
 
 # Share of the windows of a trace that are bad ones, and how many times as good as the plan for mean rates a plan for
 # them must be over all windows: since rates change within windows too, smaller differences may be errors.
