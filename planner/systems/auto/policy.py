@@ -262,16 +262,14 @@ class AutoPolicy:
         def times_s(each: Plan) -> tuple[float, float]:
             return self._predictions.step_s(each), step_time_s(each, slow)
 
-        longest_s = [(1 + LEAST_ROUNDED) * own_s for own_s in times_s(plan)]
+        own_s = times_s(plan)
+
+        def is_slower(each: Plan) -> bool:
+            pairs = zip(times_s(each), own_s, strict=True)
+            return any(step_s > (1 + LEAST_ROUNDED) * before_s for step_s, before_s in pairs)
+
         earlier = (replace(plan, compression=each) for each in formats[: formats.index(plan.compression)])
-        return next(
-            (
-                each
-                for each in earlier
-                if all(step_s <= most_s for step_s, most_s in zip(times_s(each), longest_s, strict=True))
-            ),
-            None,
-        )
+        return next((each for each in earlier if not is_slower(each)), None)
 
     def _soonest(self, plan: Plan, step_s: Mapping[Plan, float], best_s: float, away: Collection[str] = ()) -> Plan:
         """Return, of the plans whose steps are nearly as short as ``best_s``, the one that devices reach soonest.
