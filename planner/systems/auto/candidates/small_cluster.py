@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, permutations, product
 from math import comb
 from typing import NamedTuple
 
@@ -189,6 +189,20 @@ def _sum_between_s(ones: Sequence[Device], others: Sequence[Device], scenario: S
     return ring_s(paths, size_bytes, 2)
 
 
+@lru_cache(maxsize=256)
+def _in_ring(names: tuple[str, ...], scenario: Scenario) -> tuple[str, ...]:
+    """Return devices in the order in which the slowest hop of a ring over them is quickest; links may be one-sided."""
+    if len(names) < 3:
+        return names
+    size_bytes = scenario.model.parameter_bytes(0, len(scenario.model.layers)) / len(names)
+    paths = {hop: nominal_path(scenario, *hop) for hop in permutations(names, 2)}
+
+    def time_s(ring: tuple[str, ...]) -> float:
+        return ring_s({paths[hop] for hop in zip(ring, (*ring[1:], ring[0]), strict=True)}, size_bytes, len(ring))
+
+    return min(((names[0], *others) for others in permutations(names[1:])), key=time_s)
+
+
 def _plan(
     shares: Sequence[_PipelineShare], found: _Found, devices: Sequence[Device], scenario: Scenario, strategy: str
 ) -> Iterator[Plan]:
@@ -198,9 +212,10 @@ def _plan(
         subset, first_layer = found[sought].devices[number], found[sought].first_layer[number]
         cuts = [*first_layer[subset > 0].tolist(), len(scenario.model.layers)]
         given = [samples_by_speed(devices_of(each, devices), scenario, microbatch) for each in subset.tolist() if each]
+        rings = [_in_ring(tuple(name for name, share in each.items() if share), scenario) for each in given]
         stages = tuple(
-            Stage(first, end, tuple(Replica(name, share) for name, share in each.items() if share), 1)
-            for (first, end), each in zip(pairwise(cuts), given, strict=True)
+            Stage(first, end, tuple(Replica(name, shares[name]) for name in ring), 1)
+            for (first, end), ring, shares in zip(pairwise(cuts), rings, given, strict=True)
         )
         pipeline = with_hiding_depths(Pipeline(stages, even_cut(samples, -(-samples // microbatch))), scenario)
         if pipeline is None:

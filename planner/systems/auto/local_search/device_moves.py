@@ -16,25 +16,45 @@ FEW_DEVICES = 8
 
 
 def device_moves(plan: Plan) -> Iterator[Plan]:
-    """Yield plans in which stages or devices change places, or a sample moves from one replica to another.
+    """Yield plans in which stages, devices or replicas change places, or a sample moves from one replica to another.
 
     For plans of more than `FEW_DEVICES` devices, nothing is yielded.
     """
     if len(plan.devices) > FEW_DEVICES:
         return
     for number, pipeline in enumerate(plan.pipelines):
-        for changed in (*_with_swapped_stages(pipeline), *_with_moved_sample(pipeline)):
+        for changed in (
+            *_with_swapped_stages(pipeline),
+            *_with_swapped_replicas(pipeline),
+            *_with_moved_sample(pipeline),
+        ):
             yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
     yield from _with_moved_devices(plan)
 
 
 def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Yield pipelines in which two stages exchange all their replicas."""
+    """Yield pipelines in which two stages exchange all their replicas, and neighbours also their numbers of layers."""
     for one, other in combinations(range(len(pipeline.stages)), 2):
         stages = list(pipeline.stages)
-        stages[one] = replace(pipeline.stages[one], replicas=pipeline.stages[other].replicas)
-        stages[other] = replace(pipeline.stages[other], replicas=pipeline.stages[one].replicas)
+        left, right = stages[one], stages[other]
+        stages[one] = replace(left, replicas=right.replicas)
+        stages[other] = replace(right, replicas=left.replicas)
         yield replace(pipeline, stages=tuple(stages))
+        cut = left.first_layer + right.end_layer - right.first_layer
+        if other == one + 1 and cut != left.end_layer:
+            stages[one] = replace(stages[one], end_layer=cut)
+            stages[other] = replace(stages[other], first_layer=cut)
+            yield replace(pipeline, stages=tuple(stages))
+
+
+def _with_swapped_replicas(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """Yield pipelines in which two of at least three replicas of a stage change places, in the ring of their sums."""
+    for at, stage in enumerate(pipeline.stages):
+        for one, other in combinations(range(len(stage.replicas)), 2) if len(stage.replicas) > 2 else ():
+            replicas = list(stage.replicas)
+            replicas[one], replicas[other] = replicas[other], replicas[one]
+            changed = replace(stage, replicas=tuple(replicas))
+            yield replace(pipeline, stages=(*pipeline.stages[:at], changed, *pipeline.stages[at + 1 :]))
 
 
 def _with_moved_sample(pipeline: Pipeline) -> Iterator[Pipeline]:

@@ -62,8 +62,9 @@ LEAST_COUNTED = 1.01
 
 
 def test_no_plan_of_two_or_three_devices_is_better() -> None:
-    # The last five were hard: few samples, memory for less than 1F1B's depths, or three pipelines side by side.
-    assert max(excess(seed, 8) for seed in (*range(1, 10), 83, 157, 163, 171, 3933)) == 1.0
+    # The last seven were hard: few samples, memory for less than 1F1B's depths, three pipelines side by side, a ring
+    # that is slow in one direction, or a pipeline that is better backwards.
+    assert max(excess(seed, 8) for seed in (*range(1, 10), 83, 157, 163, 171, 3933, 204, 371)) == 1.0
 
 
 @pytest.mark.slow
