@@ -142,7 +142,7 @@ def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 def results_in_order(
     pool: ProcessPoolExecutor, work: Callable[[Item], Result], items: Sequence[Item]
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield what ``work`` returns for each item.
 
     Unlike `Executor.map` this cancels no future when the caller ends: in Python 3.11 that is an error in the thread
