@@ -203,6 +203,11 @@ def with_unlimited_memory(scenario: Scenario) -> Scenario:
     return replace(scenario, cluster=Cluster(devices, scenario.cluster.links))
 
 
+def allowing_compressions(scenario: Scenario, formats: tuple[str, ...]) -> Scenario:
+    """Return the scenario in which messages between regions may have some formats."""
+    return replace(scenario, training=replace(scenario.training, compressions=formats))
+
+
 def _better(link: Link, rate_ratio: float, latency_ratio: float) -> Link:
     curve = link.size_curve
     if curve is not None:

@@ -15,11 +15,11 @@ from statistics import geometric_mean, median
 
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, AdaptationCase, drawn, run_for, usable_cases
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
-from experiments.benches.planning.hindsight import FIRST_MINUTE_S, possible_gain, starting_plans, uncompressed
+from experiments.benches.planning.hindsight import FIRST_MINUTE_S, possible_gain, starting_plans
 from experiments.benches.result import BenchResult, Check, Row, at_least
 from experiments.sweep.engines.local import process_pool, results_in_order, usable_cores
 from planner.runs.metrics import measure
-from planner.scenario.scenario import in_window
+from planner.scenario.scenario import allowing_compressions, in_window
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import searched_once
 from planner.systems.deepcee.policy import DeepceePolicy
@@ -87,7 +87,7 @@ def measure_case(case: AdaptationCase, duration_s: float) -> Row:
     scenario = case.scenario
     starts_per_s = starting_plans(scenario, duration_s)
     start, none_per_s = next(iter(starts_per_s.items()))
-    users = searched_once(uncompressed(in_window(scenario, 0.0, FIRST_MINUTE_S)))[0]
+    users = searched_once(allowing_compressions(in_window(scenario, 0.0, FIRST_MINUTE_S), ("none",)))[0]
     users_per_s = starts_per_s.get(users) or measure(run_for(duration_s, scenario, users)).samples_per_s
     deepcee = run_for(duration_s, scenario, start, DeepceePolicy(scenario))
     policy = AutoPolicy(scenario, searched_once)

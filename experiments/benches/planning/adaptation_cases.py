@@ -20,7 +20,7 @@ from planner.adapt.policy import Policy
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
 from planner.scenario.cluster import Cluster, Device, Link
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, allowing_compressions
 from sim.simulator import Simulator
 from traces.trace import LinkTrace
 
@@ -74,8 +74,7 @@ def cases(halves: Sequence[str], folder: Path | None) -> Iterator[AdaptationCase
 
 def scenarios() -> tuple[Scenario, ...]:
     """Return the scenarios, without traces."""
-    own = choose_scenario(_FILE)
-    own = replace(own, training=replace(own.training, compressions=COMPRESSIONS))
+    own = allowing_compressions(choose_scenario(_FILE), COMPRESSIONS)
     devices = own.cluster.devices
     cloud = devices[0]
     alike = tuple(replace(cloud, name=f"{region}-gpu", region=region) for region in own.cluster.regions)

@@ -1,7 +1,6 @@
 """Chooses the static plans that are best in hindsight, and says what changes of the plan could gain on them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -42,11 +41,6 @@ def starting_plans(scenario: Scenario, duration_s: float) -> dict[Plan, float]:
     best = [possible[place] for place in np.argsort(-judged_per_s, kind="stable")[:_MOST_STARTS]]
     per_s = {plan: measure(run_for(duration_s, scenario, plan)).samples_per_s for plan in best}
     return dict(sorted(per_s.items(), key=lambda item: -item[1]))
-
-
-def uncompressed(scenario: Scenario) -> Scenario:
-    """Return the scenario with messages as they are."""
-    return replace(scenario, training=replace(scenario.training, compressions=("none",)))
 
 
 def possible_gain(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> float:

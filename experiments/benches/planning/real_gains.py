@@ -55,8 +55,8 @@ def measure_real_gains(
     real = TorchBackend("paced", emulator=choose_emulator("auto", tell), tell=tell)
     wanted = 0 if quick else COUNT if count is None else count
     slowing = _told(_slowing(real), tell)
-    drawn_rows = _told(_drawn(real, tell, wanted, seed), tell) if wanted else []
-    return BenchResult([*slowing, *drawn_rows], checks(slowing, drawn_rows, wanted))
+    adapted = _told(_drawn(real, tell, wanted, seed), tell) if wanted else []
+    return BenchResult([*slowing, *adapted], checks(slowing, adapted, wanted))
 
 
 def _slowing(real: Backend) -> Iterator[Row]:
@@ -142,7 +142,7 @@ def _told(rows: Iterable[Row], tell: Callable[[str], None]) -> list[Row]:
     return found
 
 
-def checks(slowing: Sequence[Row], drawn: Sequence[Row], wanted: int) -> list[Check]:
+def checks(slowing: Sequence[Row], adapted: Sequence[Row], wanted: int) -> list[Check]:
     """Return the checks of the scenario whose link slows, and of so many cases of adaptation as were wanted."""
     gaining = [min(float(row["simulated_gain"]), float(row["real_gain"])) for row in slowing[: len(GAINING)]]
     moves = sum(int(row["simulated_moves"]) + int(row["real_moves"]) for row in slowing)
@@ -152,13 +152,13 @@ def checks(slowing: Sequence[Row], drawn: Sequence[Row], wanted: int) -> list[Ch
         at_most(f"{SLOWING}: worst difference of simulated and real gain", _worst(slowing), WORST_DIFFERENCE),
     ]
     if wanted:
-        found.append(at_least("cases of adaptation: runs", len(drawn), wanted))
-    if drawn:
-        least = min(float(row["real_gain"]) for row in drawn)
+        found.append(at_least("cases of adaptation: runs", len(adapted), wanted))
+    if adapted:
+        least = min(float(row["real_gain"]) for row in adapted)
         found += [
             at_least("cases of adaptation: least real gain of policy auto", least, LEAST_REAL_GAIN),
             at_most(
-                "cases of adaptation: worst difference of simulated and real gain", _worst(drawn), WORST_DIFFERENCE
+                "cases of adaptation: worst difference of simulated and real gain", _worst(adapted), WORST_DIFFERENCE
             ),
         ]
     return found

@@ -23,7 +23,7 @@ from planner.check import is_possible
 from planner.plan.outer_step import ALLGATHER, EXCHANGES, OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
-from planner.scenario.scenario import Scenario, within_regions
+from planner.scenario.scenario import Scenario, allowing_compressions, within_regions
 from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.robust import mean_step_s
 from planner.systems.auto.strategy import plan_for
@@ -62,7 +62,7 @@ def plan_to_loss(scenario: Scenario, goal: LossGoal) -> FoundPlan:
         InputError: No plan fits into memory or keeps the limits, or by the law none reaches the loss.
     """
     # Laws do not know what rounding the messages between stages costs.
-    scenario = replace(scenario, training=replace(scenario.training, compressions=("none",)))
+    scenario = allowing_compressions(scenario, ("none",))
     search = _Search(scenario, goal)
     summed_plans, failure = _summed(scenario, goal)
     summed = [each for plan in summed_plans for each in search.synchronous(plan)]

@@ -15,7 +15,7 @@ from experiments.benches.planning.random_clusters import (
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
 from planner.scenario.profile import LayerProfile, TimeTable
-from planner.scenario.scenario import Scenario, within_regions
+from planner.scenario.scenario import Scenario, allowing_compressions, within_regions
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.objective import contended_step_time_s
 from planner.systems.auto.strategy import auto
@@ -128,7 +128,7 @@ def test_one_more_region_never_lengthens_the_step(scenario: Scenario) -> None:
 @settings(max_examples=2, phases=GENERATE)
 @given(st.integers(0, 10**5).map(lambda seed: small_cluster(seed, regions=2)))
 def test_leave_to_compress_never_lengthens_the_step(scenario: Scenario) -> None:
-    free = replace(scenario, training=replace(scenario.training, compressions=("none", "int8")))
+    free = allowing_compressions(scenario, ("none", "int8"))
     assert step_s(free) <= GRACE * step_s(scenario)
 
 
