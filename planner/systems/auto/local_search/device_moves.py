@@ -5,7 +5,7 @@ The changed plans keep their old depths (microbatches in flight); the caller fit
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
@@ -109,7 +109,7 @@ def _with_replicas(plan: Plan, replicas: Mapping[tuple[int, int], tuple[Replica,
 
 
 def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
-    """Yield plans in which one stage is split, two stages are merged, or an unused device becomes a replica.
+    """Yield plans in which one stage is split, two are merged, or an unused device becomes a replica or a stage.
 
     Args:
         plan: Plan to change.
@@ -117,7 +117,8 @@ def stage_moves(plan: Plan, devices: Sequence[Device]) -> Iterator[Plan]:
     """
     idle = [device.name for device in devices if device.name not in plan.devices]
     for number, pipeline in enumerate(plan.pipelines):
-        for stages in (*_split(pipeline.stages), *_merged(pipeline.stages), *_joined(pipeline, idle)):
+        split_or_merged = (*_split(pipeline.stages), *_merged(pipeline.stages))
+        for stages in (*split_or_merged, *_joined(pipeline, idle), *_inserted(pipeline.stages, idle)):
             for sizes in _microbatches(pipeline, len(stages)):
                 changed = Pipeline(stages, sizes)
                 yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
@@ -166,6 +167,18 @@ def _joined(pipeline: Pipeline, idle: Sequence[str]) -> Iterator[tuple[Stage, ..
                 ]
                 joined = replace(stage, replicas=(*kept, Replica(name, share)))
                 yield (*pipeline.stages[:at], joined, *pipeline.stages[at + 1 :])
+
+
+def _inserted(stages: Sequence[Stage], idle: Sequence[str]) -> Iterator[tuple[Stage, ...]]:
+    """Yield the stages with an unused device as a new stage, which takes one layer or half of a stage's, at an end."""
+    for at, stage in enumerate(stages):
+        layers = stage.end_layer - stage.first_layer
+        for name, taken in product(idle, sorted({1, layers // 2} - {0, layers})):
+            first, last = stage.first_layer + taken, stage.end_layer - taken
+            front = (Stage(stage.first_layer, first, (Replica(name),), 1), replace(stage, first_layer=first))
+            back = (replace(stage, end_layer=last), Stage(last, stage.end_layer, (Replica(name),), 1))
+            yield (*stages[:at], *front, *stages[at + 1 :])
+            yield (*stages[:at], *back, *stages[at + 1 :])
 
 
 def _microbatches(pipeline: Pipeline, stages: int) -> list[tuple[int, ...]]:
