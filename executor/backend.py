@@ -123,7 +123,7 @@ class TorchBackend:
         adaptation = None
         if policy is not None:
             began = _first_plan(checkpoints, plan, scenario)
-            adaptation = Adaptation(policy, plan, scenario, first_step, first_sample, began)
+            adaptation = Adaptation(policy, plan, scenario, first_step, first_sample, began, steps)
         check = partial(
             check_decision,
             scenario=scenario,

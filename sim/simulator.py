@@ -51,7 +51,9 @@ class Simulator:
         check_plan(plan, scenario)
         if self._duration_s == math.inf:
             check_traces_last(scenario, plan, steps)
-        adaptation = Adaptation(policy, plan, scenario) if policy is not None else None
+        adaptation = None
+        if policy is not None:
+            adaptation = Adaptation(policy, plan, scenario, steps=steps, duration_s=self._duration_s)
         stop = StopCondition(steps, self._duration_s)
         spool = EventSpool(self._file) if self._file is not None else None
         events = Run(scenario, plan, adaptation, stop, self._backup_every, spool).run()

@@ -1,5 +1,6 @@
 """The adaptation loop: a policy decides which plan each step runs."""
 
+import math
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import fields, replace
@@ -37,6 +38,8 @@ class Adaptation:
         first_step: Index of the run's first step, above 0 if it resumes from a checkpoint.
         first_sample: Samples of all steps before ``first_step``.
         first_plan: The plan with which the run began, if it resumes from a checkpoint; None if that is ``plan``.
+        steps: Index after the last step of the run; None if it is not known.
+        duration_s: Time from which no step starts, seconds from the start of the run.
 
     Raises:
         InputError: The plan's pipelines take steps at their own speed, so that no step is one of all devices.
@@ -52,6 +55,8 @@ class Adaptation:
         first_step: int = 0,
         first_sample: int = 0,
         first_plan: Plan | None = None,
+        steps: int | None = None,
+        duration_s: float = math.inf,
     ) -> None:
         if plan.synchronisation.is_decoupled:
             method = plan.synchronisation.method
@@ -68,6 +73,7 @@ class Adaptation:
         self._timeline: list[tuple[int, Plan]] = [(first_step, plan)]
         self._first_sample = first_sample
         self._first_plan = first_plan or plan
+        self._first_step, self._steps, self._duration_s = first_step, steps, duration_s
         self._starts: list[Decision] = []
         self.decisions: list[Decision] = []
 
@@ -112,7 +118,14 @@ class Adaptation:
         trained = self.samples_before(step)
         seen = self._observer.observe(events, step, self.plan_for(step))
         noise = self._noise(norms, trained)
-        return replace(seen, away=away, samples_before=trained, noise=noise, first_plan=self._first_plan)
+        left_s = self._left_s(step, seen.end_s)
+        return replace(seen, away=away, samples_before=trained, noise=noise, first_plan=self._first_plan, left_s=left_s)
+
+    def _left_s(self, step: int, end_s: float) -> float:
+        """Return the time that the run goes on after a step, if steps take as long as they did in the mean, seconds."""
+        mean_s = end_s / (step + 1 - self._first_step)
+        steps_s = math.inf if self._steps is None else (self._steps - step - 1) * mean_s
+        return max(0.0, min(steps_s, self._duration_s - end_s))
 
     def _noise(self, norms: GradientNorms | None, samples: int) -> NoiseEstimate | None:
         if norms is not None:

@@ -122,6 +122,8 @@ class Observation:
             scale that the scenario assumes; None without both.
         first_plan: The plan with which the run began, before all decisions, also those before it was resumed from a
             checkpoint; None if it is not known.
+        left_s: Time that the run is expected to go on after this step, seconds: a move may no longer pay in what is
+            left of a short run. Infinite if it is not known.
     """
 
     step: int
@@ -134,6 +136,7 @@ class Observation:
     samples_before: int = 0
     noise: NoiseEstimate | None = None
     first_plan: Plan | None = None
+    left_s: float = math.inf
 
 
 def _is_late(event: Event) -> bool:

@@ -134,6 +134,9 @@ def test_both_change_the_global_batch_and_tell_its_learning_rate_alike() -> None
         assert tuple(record.metrics["samples"]) == batches
         before = [sum(batches[:step]) for step in range(len(batches))]
         assert [seen.samples_before for seen in policy.seen] == before
+        mean_s = [seen.end_s / (seen.step + 1) for seen in policy.seen]
+        left_s = [each_s * (len(batches) - step - 1) for step, each_s in enumerate(mean_s)]
+        assert [seen.left_s for seen in policy.seen] == pytest.approx(left_s)
         assert [seen.noise.noise_scale for seen in policy.seen if seen.noise] == [10.0 + each for each in before]
     rates = [list(record.metrics["learning_rate"]) for record in records]
     assert rates[0] == rates[1]

@@ -15,8 +15,9 @@ predictions:
 No move is made if the budget of regret (`planner.adapt.regret`) cannot pay it and the way back to the first plan of
 the run. When what is left only just pays that way, the policy takes it, if that costs less than to stay.
 
-A regime is the time between two changes of a link's mean rate. Links that the plan does not use are probed
-(`planner.systems.auto.forecasting.probing`), for a limited share of the run. The method and all thresholds are our own.
+A regime is the time between two changes of a link's mean rate, and ends with the run. Links that the plan does not use
+are probed (`planner.systems.auto.forecasting.probing`), for a limited share of the run. The method and all thresholds
+are our own.
 """
 
 import math
@@ -57,6 +58,10 @@ PROBE_AFTER_S = 120.0
 LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
 PROBE_SHARE = 0.01
 
+# Least ratio of the time that could be saved in what is left of the run, if unused links are as declared, to the time
+# that a probe of slow links takes: most probes find nothing better.
+PROBE_ODDS = 5.0
+
 # A probe whose first step takes so many times as long as it may on slow links is given up at once: latencies of links
 # that were never seen may be far above the declared ones.
 SURPRISE = 3.0
@@ -88,6 +93,8 @@ class AutoPolicy:
         self._back_of: Plan | None = None
         self._back_s = self._back_at_s = 0.0
         self._elapsed_s = self._duration_s = 0.0
+        # Time that the run is expected to go on, seconds.
+        self._left_s = math.inf
         self._reviewed_s = 0.0
         self._incumbent: Plan | None = None
         self._probe_steps = 0
@@ -140,7 +147,7 @@ class AutoPolicy:
         # Steps overlap, so the duration of a step is measured from the end of the previous step.
         duration_s = observation.end_s - (self._before.end_s if self._before is not None else 0.0)
         self._elapsed_s += duration_s
-        self._duration_s = duration_s
+        self._duration_s, self._left_s = duration_s, observation.left_s
         samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             self._predictions.correct(observation.plan, duration_s, samples)
@@ -197,7 +204,7 @@ class AutoPolicy:
         self._back_s = _moving_s(plan, regret.first, self._predictions.observed())
         if regret.left_s >= self._back_s:
             return None
-        dwell_s, _ = self._predictions.regime_s(regret.first, plan)
+        dwell_s, _ = self._regime_s(regret.first, plan)
         first_s = self._predictions.expected_s(regret.first, {})
         if dwell_s * (1 - first_s / self._predictions.step_s(plan)) <= self._back_s:
             # Staying costs less than the way back; looked at again in the next review.
@@ -236,7 +243,7 @@ class AutoPolicy:
             step_s = self._predictions.step_s(other)
             saved_share = 1 - step_s / own_s
             moving_s = _moving_s(plan, other, observed)
-            dwell_s, age_s = self._predictions.regime_s(incumbent, other)
+            dwell_s, age_s = self._regime_s(incumbent, other)
             least_gain = LEAST_GAIN
             if moving_s > 0:
                 least_gain = LEAST_GAIN_OF_MOVE if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_NEW
@@ -251,6 +258,11 @@ class AutoPolicy:
             if net_s > best_s:
                 best, best_s = other, net_s
         return self._soonest(plan, paying_s, paying_s[best]) if best is not None else None
+
+    def _regime_s(self, *plans: Plan) -> tuple[float, float]:
+        """Return the expected rest of the regime of the links of plans, at most that of the run, and its age."""
+        dwell_s, age_s = self._predictions.regime_s(*plans)
+        return min(dwell_s, self._left_s), age_s
 
     def _less_rounded(self, plan: Plan) -> Plan | None:
         """Return the plan with an earlier compression of the scenario that is nearly as fast; None without one."""
@@ -320,6 +332,8 @@ class AutoPolicy:
         step_s, there_s = step_time_s(probing, worst), _moving_s(plan, probing, worst)
         worst_s = steps * step_s + there_s + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
+            return None
+        if self._left_s * (1 - optimistic_s / own_s) < PROBE_ODDS * worst_s:
             return None
         self._probe_s += loss_s
         self._incumbent, self._probe_steps, self._probe_first_s = plan, 0, there_s + step_s

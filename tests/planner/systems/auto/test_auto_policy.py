@@ -83,6 +83,19 @@ def test_looking_in_vain_costs_little() -> None:
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 3600.0))
 
 
+def test_a_run_too_short_for_a_probe_or_a_move_to_pay_keeps_its_plan() -> None:
+    """In the run of 1200 s above, the same link is probed and taken up from the same start."""
+    scenario = wide_scenario()
+    start = on_one_device(scenario)
+    assert not run(scenario, start, "auto", 240.0).decisions
+    falling = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 40))
+    start = planned(falling)
+    whole, short = (run(falling, start, "auto", duration_s) for duration_s in (1200.0, 230.0))
+    moved = next(each.observed_step for each in whole.decisions if each.migration.moves)
+    assert moved < measure(short).steps
+    assert not any(decision.migration.moves for decision in short.decisions)
+
+
 def test_a_probe_over_a_latency_far_above_the_declared_one_ends_after_a_step() -> None:
     declared = wide_scenario()
     links = tuple(
