@@ -101,7 +101,9 @@ def check_training(
         name = f"{case.name}, {way.name}"
         tell(f"training, {name}")
         plan = _plan(case, way)
-        chosen = in_precision(scenario, way.precision)
+        # The devices of a group are in one machine.
+        cluster = replace(case, host="machine").scenario.cluster if way.group else scenario.cluster
+        chosen = replace(in_precision(scenario, way.precision), cluster=cluster)
         with scratch_folder() as folder:
             target = folder / "parameters.safetensors"
             record = TorchBackend("real", parameters=target).run(chosen, plan, None, case.steps)

@@ -7,11 +7,16 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
+import torch
+
 from executor.backend import TorchBackend
 from executor.control.launcher import prepared_job, run_job
 from executor.core.job import RunConfig
 from executor.profiling.layer_times import LayerTimes
-from executor.training.models.loading import load_with_sizes
+from executor.training.models.loading import load_model, load_with_sizes
+from executor.training.models.trainable import TensorParallelModel
+from executor.training.parallel_layout import TracingGroup
+from executor.training.tensor_parallel import shard_layer
 from experiments.benches.cases import trained_scenario, two_stage_plan
 from experiments.benches.result import Row
 from experiments.models import convolutional, digits, gpt
@@ -69,11 +74,12 @@ class TrainedCase:
             )
             links = (Link("here", "here", self.bandwidth_bps, 0.0),)
         transport = TransportEffects(copies=self.copy_bps is not None, copy_bps=self.copy_bps)
-        model = replace(profile, sharded={len(devices): profile}) if self.can_be_sharded else profile
+        degree = len(devices)
+        shards = {degree: shard_of(self.code, profile, degree)} if self.can_be_sharded else {}
         return replace(
             scenario,
             cluster=Cluster(devices, links),
-            model=model,
+            model=replace(profile, sharded=shards),
             effects=replace(scenario.effects, transport=transport),
         )
 
@@ -157,6 +163,19 @@ def profile_of(code: ModelCode, times: Mapping[str, TimeTable]) -> ModelProfile:
         for n, size in enumerate(sizes)
     )
     return ModelProfile(code.path.stem, layers)
+
+
+def shard_of(code: ModelCode, whole: ModelProfile, degree: int) -> ModelProfile:
+    """Return the profile of what each of ``degree`` devices of a tensor-parallel group holds, with the times of all."""
+    with torch.device("meta"):
+        model = load_model(code, seed=0)
+    assert isinstance(model, TensorParallelModel), "only a model with a parallel layout can be sharded"
+    layers = []
+    for index, (layer, profile) in enumerate(zip(model.layers, whole.layers, strict=True)):
+        shard_layer(layer, model.parallel_layout(index), TracingGroup(degree))
+        size_bytes = sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
+        layers.append(replace(profile, parameter_bytes=size_bytes))
+    return ModelProfile("shard", tuple(layers))
 
 
 def measured_profile(scenario: Scenario, plan: Plan) -> ModelProfile:

@@ -33,7 +33,14 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecasting.forecast import LinkSample
 from planner.systems.auto.forecasting.predictions import Predictions
-from planner.systems.auto.forecasting.probing import probing_plan
+from planner.systems.auto.forecasting.probing import (
+    LEAST_PROBE_STEPS,
+    MOST_PROBE_STEPS,
+    PROBE_ODDS,
+    PROBE_SHARE,
+    Probes,
+    probing_plan,
+)
 from planner.systems.auto.portfolio import Portfolio, Searched, searched
 from traces.common.errors import InputError
 
@@ -50,21 +57,6 @@ LEAST_ROUNDED = 0.005
 
 # Least ratio of the time that moving layers is expected to save to the time that the move takes.
 SAFETY = 2.0
-
-# Seconds until unused links are probed for the first time; the wait doubles after each probe that finds no better plan.
-PROBE_AFTER_S = 120.0
-
-# Least and most steps of a probe, and the share of the run's time that all probes together may cost.
-LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
-PROBE_SHARE = 0.01
-
-# Least ratio of the time that could be saved in what is left of the run, if unused links are as declared, to the time
-# that a probe of slow links takes: most probes find nothing better.
-PROBE_ODDS = 5.0
-
-# A probe whose first step takes so many times as long as it may on slow links is given up at once: latencies of links
-# that were never seen may be far above the declared ones.
-SURPRISE = 3.0
 
 
 class AutoPolicy:
@@ -96,13 +88,7 @@ class AutoPolicy:
         # Time that the run is expected to go on, seconds.
         self._left_s = math.inf
         self._reviewed_s = 0.0
-        self._incumbent: Plan | None = None
-        self._probe_steps = 0
-        self._probe_s = 0.0
-        # Longest expected time of the first step of the present probe, with the move.
-        self._probe_first_s = math.inf
-        self._probed_at_s = 0.0
-        self._wait_s = PROBE_AFTER_S
+        self._probes = Probes()
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the plan to use from the next step on, or None to keep ``plan``."""
@@ -119,7 +105,7 @@ class AutoPolicy:
             self._regret = RegretBudget(plan)
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
-            self._incumbent = None
+            self._probes.give_up()
             answer = self._without(away, plan)
             if answer is not None and self._regret is not None and away.intersection(self._regret.first.devices):
                 self._interrupted = self._interrupted or self._regret.first
@@ -134,8 +120,8 @@ class AutoPolicy:
         back = self._when_back(plan, away) or self._when_spent(plan, away)
         if back is not None:
             return back
-        if self._incumbent is not None:
-            return self._after_probe(plan, self._incumbent, away)
+        if self._probes.incumbent is not None:
+            return self._after_probe(plan, self._probes.incumbent, away)
         if not changed and self._elapsed_s - self._reviewed_s < REVIEW_EVERY_S:
             return None
         self._reviewed_s = self._elapsed_s
@@ -186,7 +172,7 @@ class AutoPolicy:
             return None
         if self._missed_s < _moving_s(plan, first, self._predictions.observed()):
             return None
-        self._incumbent = None
+        self._probes.give_up()
         return first
 
     def _when_spent(self, plan: Plan, away: frozenset[str]) -> Plan | None:
@@ -210,14 +196,14 @@ class AutoPolicy:
             # Staying costs less than the way back; looked at again in the next review.
             self._back_s = -math.inf
             return None
-        if self._incumbent is None and regret.at_stake_s > 0:
+        if self._probes.incumbent is None and regret.at_stake_s > 0:
             links = self._predictions.links
             stale = [name for name in self._predictions.used(regret.first) if links[name].unseen_s > 0]
             probing = probing_plan(plan, self._scenario, stale, away)
             if probing is not None:
-                self._incumbent, self._probe_steps, self._probe_first_s = plan, 0, math.inf
+                self._probes.begin(plan)
                 return probing
-        self._incumbent = None
+        self._probes.give_up()
         return regret.first
 
     def _cover(self, away: frozenset[str], *, at_once: bool = False) -> None:
@@ -316,7 +302,7 @@ class AutoPolicy:
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
         stale = self._predictions.stale_links()
-        if not stale or self._elapsed_s - self._probed_at_s < self._wait_s:
+        if not stale or not self._probes.are_due(self._elapsed_s):
             return None
         own_s = self._predictions.step_s(plan)
         optimistic_s = min(self._predictions.optimistic_s(each) for each in self.portfolio.plans(away))
@@ -326,7 +312,7 @@ class AutoPolicy:
         moving_s = _moving_s(plan, probing, self._predictions.observed())
         steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
         loss_s = max(0.0, self._predictions.step_s(probing) - own_s) * steps + 2 * moving_s
-        if self._probe_s + loss_s > PROBE_SHARE * self._elapsed_s + moving_s:
+        if not self._probes.can_cost(loss_s, PROBE_SHARE * self._elapsed_s + moving_s):
             return None
         worst = self._predictions.worst()
         step_s, there_s = step_time_s(probing, worst), _moving_s(plan, probing, worst)
@@ -335,22 +321,20 @@ class AutoPolicy:
             return None
         if self._left_s * (1 - optimistic_s / own_s) < PROBE_ODDS * worst_s:
             return None
-        self._probe_s += loss_s
-        self._incumbent, self._probe_steps, self._probe_first_s = plan, 0, there_s + step_s
+        self._probes.begin(plan, loss_s, there_s + step_s)
         return probing
 
     def _after_probe(self, plan: Plan, incumbent: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that the probe has shown to be better, else the incumbent; None to continue the probe."""
-        self._probe_steps += 1
-        is_surprise = self._probe_steps == 1 and self._duration_s > SURPRISE * self._probe_first_s
-        if self._probe_steps < LEAST_PROBE_STEPS and not is_surprise:
+        is_surprise = self._probes.add_step(self._duration_s)
+        if self._probes.steps < LEAST_PROBE_STEPS and not is_surprise:
             return None
         better = None
         if not is_surprise:
             self._cover(away)
             better = self._better(plan, incumbent, away)
             least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
-            is_promising = self._probe_steps < MOST_PROBE_STEPS and any(
+            is_promising = self._probes.steps < MOST_PROBE_STEPS and any(
                 self._predictions.is_known(each)
                 and self._can_pay(plan, each)
                 and self._predictions.step_s(each) < least_s
@@ -358,8 +342,7 @@ class AutoPolicy:
             )
             if better is None and is_promising:
                 return None
-        self._probed_at_s, self._incumbent = self._elapsed_s, None
-        self._wait_s = PROBE_AFTER_S if better is not None else 2 * self._wait_s
+        self._probes.end(self._elapsed_s, found=better is not None)
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:

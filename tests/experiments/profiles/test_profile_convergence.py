@@ -39,10 +39,11 @@ def test_runs_are_kept_and_the_scenario_names_the_law(tmp_path: Path) -> None:
     done = ropebridge("profile", "convergence", scenario, "-o", output, *OPTIONS)
     assert done.returncode == 0, done.stderr
     content = json.loads(output.read_text())
-    assert [run["method"] for run in content["runs"]] == ["allreduce", "diloco", "diloco"]
+    assert [run["method"] for run in content["runs"]] == ["allreduce", *["diloco"] * 4]
+    assert len({(run.get("interval_steps"), run.get("momentum")) for run in content["runs"]}) == 5
     assert all(run["losses"][-1] < run["losses"][0] for run in content["runs"])
     # As if it had been killed before the last run.
-    kept = {**content, "law": None, "runs": content["runs"][:2]}
+    kept = {**content, "law": None, "runs": content["runs"][:-1]}
     output.write_text(json.dumps(kept))
     again = ropebridge("profile", "convergence", scenario, "-o", output, *OPTIONS)
     assert again.returncode == 0, again.stderr

@@ -1,10 +1,11 @@
-"""Plans that probe links which the current plan does not use: the first or last layer is moved behind such a link.
+"""Probes of links that the current plan does not use: the first or last layer is moved behind such a link.
 
 While a plan uses one region only, the rates of the links to other regions stay unknown. To measure them, a few steps
 send all samples over such a link. Most models have a small first and last layer, which can be moved to the other region
 and back in little time; moving half of the model would take long.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -15,6 +16,66 @@ from planner.scenario.scenario import Scenario
 
 # Most microbatches of a step of a probing plan: enough for compute and transfers to overlap.
 MICROBATCHES = 16
+
+# Seconds until unused links are probed for the first time; the wait doubles after each probe that finds no better plan.
+PROBE_AFTER_S = 120.0
+
+# Least and most steps of a probe, and the share of the run's time that all probes together may cost.
+LEAST_PROBE_STEPS, MOST_PROBE_STEPS = 2, 12
+PROBE_SHARE = 0.01
+
+# Least ratio of the time that could be saved in what is left of the run, if unused links are as declared, to the time
+# that a probe of slow links takes: most probes find nothing better.
+PROBE_ODDS = 5.0
+
+# A probe whose first step takes so many times as long as it may on slow links is given up at once: latencies of links
+# that were never seen may be far above the declared ones.
+SURPRISE = 3.0
+
+
+class Probes:
+    """The probes of one run: when the next is due, and the one that is under way.
+
+    Attributes:
+        incumbent: The plan to which a run returns from the probe that is under way; None if there is no probe.
+        steps: Finished steps of this probe.
+    """
+
+    def __init__(self) -> None:
+        self.incumbent: Plan | None = None
+        self.steps = 0
+        self._cost_s = 0.0
+        self._longest_first_s = math.inf
+        self._ended_s = 0.0
+        self._wait_s = PROBE_AFTER_S
+
+    def are_due(self, elapsed_s: float) -> bool:
+        """Return whether the last probe of a run of ``elapsed_s`` seconds has ended long enough ago."""
+        return elapsed_s - self._ended_s >= self._wait_s
+
+    def can_cost(self, loss_s: float, most_s: float) -> bool:
+        """Return whether all probes cost at most ``most_s`` seconds with another one that costs ``loss_s``."""
+        return self._cost_s + loss_s <= most_s
+
+    def begin(self, incumbent: Plan, loss_s: float = 0.0, first_s: float = math.inf) -> None:
+        """Begin a probe that is expected to cost ``loss_s`` seconds, and its first step at most ``first_s``."""
+        self.incumbent, self.steps = incumbent, 0
+        self._cost_s += loss_s
+        self._longest_first_s = first_s
+
+    def add_step(self, duration_s: float) -> bool:
+        """Add a finished step of the probe; return whether it is the first one and took far longer than expected."""
+        self.steps += 1
+        return self.steps == 1 and duration_s > SURPRISE * self._longest_first_s
+
+    def end(self, elapsed_s: float, *, found: bool) -> None:
+        """End the probe; if it has found no better plan, the next one follows after twice the wait."""
+        self.incumbent, self._ended_s = None, elapsed_s
+        self._wait_s = PROBE_AFTER_S if found else 2 * self._wait_s
+
+    def give_up(self) -> None:
+        """End the probe without a result: the run continues with another plan than the incumbent or returns to it."""
+        self.incumbent = None
 
 
 def probing_plan(plan: Plan, scenario: Scenario, links: Collection[str], away: Collection[str]) -> Plan | None:
