@@ -310,8 +310,7 @@ class Coordinator:
             new = self._driver.finish_step(step, parts, self._processes.absent(there) if self._recovers else [])
             if self._config.outlives_launcher:
                 self._job.note_reached(step + 1)
-            if not self._config.replaces:
-                self._push(ranks, "heard", step=step)
+            self._push(ranks, "heard", step=step)
             if self._config.has_fixed_plan:
                 continue
             upcoming = step + DECISION_LAG_STEPS

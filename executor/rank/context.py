@@ -178,6 +178,7 @@ def build_context(
     model: LoadedModel | None,
     give_up: Callable[[Exception], None],
     first_unheard: Callable[[], float],
+    await_heard: Callable[[int], bool],
     *,
     is_connected: bool,
 ) -> RankContext:
@@ -188,6 +189,7 @@ def build_context(
         model: The model to train; None in paced compute.
         give_up: Called with an error that must end this process, in the thread where the error occurred.
         first_unheard: Returns the first step of which the launcher may not know the loss; see `Checkpointing`.
+        await_heard: Waits until the launcher has the rows of a step; see `Checkpointing`.
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
     scenario, run, training = config.scenario, config.run, config.scenario.training
@@ -237,7 +239,8 @@ def build_context(
     checkpoints = None
     if run.checkpoint_every and model is not None:
         layers = model.model.layers
-        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up, first_unheard)
+        heard = (first_unheard, await_heard)
+        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up, *heard)
     file = EventWriter(config.folder.recorded(run, "events", config.rank))
     losses = config.folder.recorded(run, "losses", config.rank).open("w", buffering=1)
     samples = ResourceLog(config.folder.of_rank("resources", config.rank))

@@ -93,6 +93,8 @@ class ControlClient:
         self._calls: dict[str, Callable[[Message], None]] = {}
         # Published steps that the head may not have heard.
         self._unheard: dict[int, Message] = {}
+        # The last step that the head has heard from all ranks.
+        self._heard = -1
         self.is_ending = self.outlives_head = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
@@ -238,6 +240,13 @@ class ControlClient:
         with self._changed:
             return min(self._unheard, default=math.inf)
 
+    def await_heard(self, step: int) -> bool:
+        """Wait until the head has kept the rows of all ranks up to a step; return False if the session ends before."""
+        with self._changed:
+            spec = self._spec
+            self._changed.wait_for(lambda: self._heard >= step or self._outcome or self._spec is not spec)
+            return self._heard >= step and self._spec is spec
+
     def settle(self) -> None:
         """Wait until the head has heard all published steps, or the run has ended."""
         with self._changed:
@@ -327,7 +336,8 @@ class ControlClient:
         elif kind == "plan":
             self._take_plan(message["step"], message)
         elif kind == "heard":
-            self._unheard = {step: each for step, each in self._unheard.items() if step > message["step"]}
+            self._heard = message["step"]
+            self._unheard = {step: each for step, each in self._unheard.items() if step > self._heard}
         elif kind == "last":
             self._end_step = message["step"]
         elif kind in (ENDED, FINISHED):
@@ -335,6 +345,7 @@ class ControlClient:
 
     def _begin(self, spec: SessionSpec) -> None:
         self._outcome, self.is_ending, self._end_step = "", False, math.inf
+        self._heard = spec.first_step - 1
         self._plans = dict(enumerate(spec.plans, spec.first_step))
         self._durables = dict.fromkeys(self._plans, spec.durable)
         self._agreed.clear()

@@ -35,6 +35,9 @@ class Checkpointing:
         failed: Called in the writing thread with the error if a file cannot be written, or the state is not finite.
         first_unheard: Returns the first step of which the launcher may not know the loss; infinity if it knows all. The
             newest checkpoints up to there are kept, so that a run that goes on after the launcher's end lacks no loss.
+        await_heard: Waits until the launcher has kept the rows of all ranks up to a step; returns False if the session
+            ends before. Where the launcher collects the rows, a checkpoint is written only then: a run that resumes
+            from it has the rows of all steps before.
     """
 
     _run: RunConfig
@@ -45,6 +48,7 @@ class Checkpointing:
     _compute: Compute
     _failed: Callable[[Exception], None]
     _first_unheard: Callable[[], float]
+    _await_heard: Callable[[int], bool]
 
     def __post_init__(self) -> None:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
@@ -103,17 +107,26 @@ class Checkpointing:
         try:
             while True:
                 folder, part = self._parts.get()
-                layers = part.layers
-                if not self._run.allows_nan:
-                    buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
-                    check_state(layers, buffers, part.step)
-                folder.write(self._device, part)
-                if 0 in layers and part.share.index == 0:
-                    written = min(self._slowest(part.pipelines, part.step), self._first_unheard())
-                    folder.drop_old(self._run.first_step, written, self._run.checkpoints_kept)
+                if self._is_recorded_before(part.step):
+                    self._write_part(folder, part)
                 self._written.release()
         except Exception as error:
             self._failed(error)
+
+    def _is_recorded_before(self, step: int) -> bool:
+        """Wait for the rows of the steps before ``step``; return False if some are lost, and will be done again."""
+        # The record of pipelines at their own speed has only the last attempt.
+        return not self._run.publishes or self._run.decoupled or self._await_heard(step - 1)
+
+    def _write_part(self, folder: CheckpointFolder, part: Part) -> None:
+        layers = part.layers
+        if not self._run.allows_nan:
+            buffers = {layer: dict(self._layers[layer].named_buffers()) for layer in layers}
+            check_state(layers, buffers, part.step)
+        folder.write(self._device, part)
+        if 0 in layers and part.share.index == 0:
+            written = min(self._slowest(part.pipelines, part.step), self._first_unheard())
+            folder.drop_old(self._run.first_step, written, self._run.checkpoints_kept)
 
     def _slowest(self, pipelines: int, step: int) -> int:
         """Return the step up to which all pipelines with states of their own have written checkpoints."""

@@ -37,7 +37,16 @@ def named_files(value: Any, folder: Path) -> list[Path]:
 
 def digests(paths: Iterable[Path]) -> list[list[str]]:
     """Return a sorted list of pairs, the name and the SHA-256 digest of each file."""
-    return sorted([path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in paths)
+    return sorted([path.name, _digest(path)] for path in paths)
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file; empty if it cannot be read, which the points that use the file report."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _files_in(value: Any, folder: Path) -> Iterator[Path]:

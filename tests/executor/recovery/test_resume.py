@@ -247,7 +247,8 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    line, *others = done.stderr.splitlines()
+    assert [each.partition(" in ")[0] for each in others] in ([], ["last good checkpoint"])
     assert "No space left on device; make room, or choose another place; earlier checkpoints are complete" in line
 
 
@@ -314,7 +315,8 @@ def test_whoever_cannot_write_ends_the_run_with_one_line(backups: list[str], mos
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path / "scratch")},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
     )
-    assert done.returncode == 1
+    # Without a single byte no folder for temporary files can be used, which is found before anything begins.
+    assert done.returncode == (1 if most_bytes else 2), done.stderr
     assert "cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if not line.startswith("step ")]) <= 2

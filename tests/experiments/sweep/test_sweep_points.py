@@ -89,6 +89,12 @@ def test_draws_stay_within_their_bounds(
     assert checked_parameter("x", ParameterEntry(choice=("a", None)), "").drawn(seed, number) in ("a", None)
 
 
+def test_a_device_named_like_a_file_that_cannot_be_read_is_a_device(tmp_path: Path) -> None:
+    """Texts that name a file count by what it holds; reading this one is an error of input and output."""
+    sweep = sweep_of(tmp_path, {"cluster.devices[0].name": {"grid": ["/proc/self/mem", "gpu"]}})
+    assert len({point.key for point in points_of(sweep)}) == 2
+
+
 def test_draws_are_spread_as_their_names_say() -> None:
     def draws(**entry: object) -> list:
         parameter = checked_parameter("x", ParameterEntry(**entry), "")
