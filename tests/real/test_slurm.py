@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers.processes.command import COMMAND, ropebridge
+from tests.helpers.processes.command import COMMAND, ropebridge, ropebridge_process
 from tests.helpers.processes.process_watch import started, wait_until
 from tests.helpers.processes.slurm_daemons import Slurm, lacking
 
@@ -64,14 +64,14 @@ def test_a_job_is_deployed_through_slurm(tmp_path: Path) -> None:
     summary = json.loads((folder / "job" / "run" / "summary.json").read_text())
     assert summary["steps"] == 6
     assert summary["losses"][-1] < summary["losses"][0]
-    assert "step 6 of 6" in ropebridge("logs", folder).stdout
+    assert "step 6 of 6" in ropebridge_process("logs", folder).stdout
 
 
 @pytest.mark.usefixtures("_slurm")
 def test_a_job_is_stopped(tmp_path: Path) -> None:
     folder = submitted(tmp_path / "job-2", steps=1_000_000)
     deadline_s = time.monotonic() + 120
-    while "step " not in ropebridge("logs", folder).stdout:
+    while "step " not in ropebridge_process("logs", folder).stdout:
         assert time.monotonic() < deadline_s, ropebridge("status", folder).stdout
         time.sleep(1)
     assert "RUNNING" in ropebridge("status", folder).stdout
