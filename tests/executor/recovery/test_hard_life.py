@@ -149,8 +149,9 @@ def test_a_hard_life(minutes: int, between_s: float, tmp_path: Path, monkeypatch
         assert_steady(watch.commands[pid], looks)
     wait_until(lambda: set(marked_processes(mark)) <= {os.getpid()}, "processes stay behind")
     assert left_behind(tmp_path) == []
-    assert len(os.listdir("/proc/self/fd")) == open_before
-    assert threading.active_count() == threads_before
+    # What an earlier test of this process had left open may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+    assert threading.active_count() <= threads_before
     assert watch.blows >= took_s / between_s / 2
     assert_trained(record, target, train_in_one_process(scenario, steps))
 
