@@ -26,7 +26,7 @@ head → rank  ``begin``: a `SessionSpec`                                       
 rank → head  ``origin``: second 0 of the run                                         the ranks have agreed on second 0
 rank → head  ``step``: event rows, loss, newest step with copies of its layers       the sends of a step have departed
 head → rank  ``plan``: the plan of a later step                                      all ranks have published a step
-head → rank  ``heard``: a step, which need not be sent again, nor those before it    the same, if no plan can change
+head → rank  ``heard``: a step, which is kept and need not be sent again             the same
 rank → head  ``trouble``                                                             a connection to a peer is lost
 head → rank  ``ended``: the session is over                                          ranks are lost, or others join
 rank → head  ``report``: the rank's copies of layers                                 the session of the rank has ended

@@ -93,8 +93,9 @@ class ControlClient:
         self._calls: dict[str, Callable[[Message], None]] = {}
         # Published steps that the head may not have heard.
         self._unheard: dict[int, Message] = {}
-        # The last step that the head has heard from all ranks.
+        # The last step of which the head has kept all rows; the number of sessions, and the last one's first step.
         self._heard = -1
+        self._sessions = self._first_step = 0
         self.is_ending = self.outlives_head = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
@@ -241,11 +242,12 @@ class ControlClient:
             return min(self._unheard, default=math.inf)
 
     def await_heard(self, step: int) -> bool:
-        """Wait until the head has kept the rows of all ranks up to a step; return False if the session ends before."""
+        """Wait until the head has kept all ranks' rows up to a step; return False if the step is to be repeated."""
         with self._changed:
-            spec = self._spec
-            self._changed.wait_for(lambda: self._heard >= step or self._outcome or self._spec is not spec)
-            return self._heard >= step and self._spec is spec
+            began = self._sessions
+            self._changed.wait_for(lambda: self._heard >= step or self._outcome or self._sessions != began)
+            is_repeated = self._sessions != began and self._first_step <= step
+            return self._heard >= step and not is_repeated
 
     def settle(self) -> None:
         """Wait until the head has heard all published steps, or the run has ended."""
@@ -345,7 +347,7 @@ class ControlClient:
 
     def _begin(self, spec: SessionSpec) -> None:
         self._outcome, self.is_ending, self._end_step = "", False, math.inf
-        self._heard = spec.first_step - 1
+        self._sessions, self._first_step, self._heard = self._sessions + 1, spec.first_step, spec.first_step - 1
         self._plans = dict(enumerate(spec.plans, spec.first_step))
         self._durables = dict.fromkeys(self._plans, spec.durable)
         self._agreed.clear()

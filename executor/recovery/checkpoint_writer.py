@@ -36,8 +36,8 @@ class Checkpointing:
         first_unheard: Returns the first step of which the launcher may not know the loss; infinity if it knows all. The
             newest checkpoints up to there are kept, so that a run that goes on after the launcher's end lacks no loss.
         await_heard: Waits until the launcher has kept the rows of all ranks up to a step; returns False if the session
-            ends before. Where the launcher collects the rows, a checkpoint is written only then: a run that resumes
-            from it has the rows of all steps before.
+            ends before, and the step is repeated. Where the launcher collects the rows, a checkpoint is written only
+            then: a run that resumes from it has the rows of all steps before.
     """
 
     _run: RunConfig

@@ -38,7 +38,8 @@ class Adaptation:
         first_step: Index of the run's first step, above 0 if it resumes from a checkpoint.
         first_sample: Samples of all steps before ``first_step``.
         first_plan: The plan with which the run began, if it resumes from a checkpoint; None if that is ``plan``.
-        steps: Index after the last step of the run; None if it is not known.
+        steps: Index after the last step of the run; None if it is not known. Without it, a recorded run that is
+            replayed may be decided otherwise.
         duration_s: Time from which no step starts, seconds from the start of the run.
 
     Raises:

@@ -123,7 +123,7 @@ class Observation:
         first_plan: The plan with which the run began, before all decisions, also those before it was resumed from a
             checkpoint; None if it is not known.
         left_s: Time that the run is expected to go on after this step, seconds: a move may no longer pay in what is
-            left of a short run. Infinite if it is not known.
+            left of a short run. Infinite if it is not known, and in observations of steps that devices have left.
     """
 
     step: int

@@ -220,7 +220,7 @@ def test_a_command_that_was_killed_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     place = tmp_path / "small"
     place.mkdir()
     mount = f"mount -t tmpfs -o size=32m ropebridge-test {place}"
@@ -247,6 +247,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
+    # The second line is there if one checkpoint fitted on the disk.
     line, *others = done.stderr.splitlines()
     assert [each.partition(" in ")[0] for each in others] in ([], ["last good checkpoint"])
     assert "No space left on device; make room, or choose another place; earlier checkpoints are complete" in line
