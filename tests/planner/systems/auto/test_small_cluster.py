@@ -75,6 +75,8 @@ def test_stages_are_split_and_merged_and_idle_devices_join() -> None:
     assert found == {
         ((0, 1, (first,)), (1, 2, (second,))),
         ((0, 1, (second,)), (1, 2, (first,))),
+        ((0, 1, (third,)), (1, 2, (first, second))),
+        ((0, 1, (first, second)), (1, 2, (third,))),
         ((0, 2, (first, second, third)),),
         ((0, 2, (second, third)),),
     }
