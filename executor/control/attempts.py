@@ -210,9 +210,9 @@ def plans_before(checkpoints: CheckpointConfig, plan: Plan) -> Iterator[Plan]:
     stop = checkpoints.first_step
     for folder in reversed(_folders(checkpoints.folder.resolve() / _RECORD)):
         try:
-            if not _counts(folder, stop):
+            if (found := _counting(folder, stop)) is None:
                 continue
-            about, _ = _about(folder)
+            about, _ = found
             began, stop = parse_plan(about["plan"]), int(about["first_step"])
             known = [began, *(decision.plan for decision, _ in _decisions(folder))]
         except _DAMAGES:
@@ -348,9 +348,12 @@ def _about(folder: Path) -> tuple[Mapping[str, Any], float]:
     return json.loads((folder / _ABOUT).read_text()), float((folder / _BEGAN).read_text())
 
 
-def _counts(folder: Path, stop: int) -> bool:
-    """Return whether an attempt has come to second 0, and has begun with a step before ``stop``."""
-    return (folder / _BEGAN).exists() and int(_about(folder)[0]["first_step"]) < stop
+def _counting(folder: Path, stop: int) -> tuple[Mapping[str, Any], float] | None:
+    """Return what `_about` does if an attempt has come to second 0, and has begun with a step before ``stop``."""
+    if not (folder / _BEGAN).exists():
+        return None
+    about, began_s = _about(folder)
+    return (about, began_s) if int(about["first_step"]) < stop else None
 
 
 def _kept(folders: Sequence[Path], stop: int, faults: Sequence[Fault]) -> Iterator[Attempt]:
@@ -359,9 +362,9 @@ def _kept(folders: Sequence[Path], stop: int, faults: Sequence[Fault]) -> Iterat
     An attempt that has not come to step ``stop`` is left out: the checkpoint of this step is that of one before.
     """
     for folder in reversed(folders):
-        if not _counts(folder, stop):
+        if (found := _counting(folder, stop)) is None:
             continue
-        attempt = _read(folder, *_about(folder), stop, faults)
+        attempt = _read(folder, *found, stop, faults)
         done = {event.step for event in attempt.events if event.kind in _WORK}
         # A step has a loss if any has one: the loss is written after the rows.
         if done == set(range(attempt.first_step, stop)) and (not attempt.losses or attempt.losses.keys() == done):

@@ -93,9 +93,9 @@ class ControlClient:
         self._calls: dict[str, Callable[[Message], None]] = {}
         # Published steps that the head may not have heard.
         self._unheard: dict[int, Message] = {}
-        # The last step of which the head has kept all rows; the number of sessions, and the last one's first step.
+        # The last step of which the head has kept all rows, and the last session that has begun.
         self._heard = -1
-        self._sessions = self._first_step = 0
+        self._begun: SessionSpec | None = None
         self.is_ending = self.outlives_head = False
         self._on_end: Callable[[], None] = lambda: None
         self.is_remote = silence_s > 0
@@ -244,9 +244,9 @@ class ControlClient:
     def await_heard(self, step: int) -> bool:
         """Wait until the head has kept all ranks' rows up to a step; return False if the step is to be repeated."""
         with self._changed:
-            began = self._sessions
-            self._changed.wait_for(lambda: self._heard >= step or self._outcome or self._sessions != began)
-            is_repeated = self._sessions != began and self._first_step <= step
+            own = self._begun
+            self._changed.wait_for(lambda: self._heard >= step or self._outcome or self._begun is not own)
+            is_repeated = self._begun is not None and self._begun is not own and self._begun.first_step <= step
             return self._heard >= step and not is_repeated
 
     def settle(self) -> None:
@@ -347,7 +347,7 @@ class ControlClient:
 
     def _begin(self, spec: SessionSpec) -> None:
         self._outcome, self.is_ending, self._end_step = "", False, math.inf
-        self._sessions, self._first_step, self._heard = self._sessions + 1, spec.first_step, spec.first_step - 1
+        self._begun, self._heard = spec, spec.first_step - 1
         self._plans = dict(enumerate(spec.plans, spec.first_step))
         self._durables = dict.fromkeys(self._plans, spec.durable)
         self._agreed.clear()
