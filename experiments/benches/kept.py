@@ -1,15 +1,20 @@
 """Results of a bench that are kept in a folder, so that a bench that was interrupted goes on."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.benches.result import Row
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
 
 
 class KeptResults:
-    """JSON documents by name, each in a file ``NAME.json``.
+    """JSON documents by name, each in a file of its own.
+
+    Names may have any characters; in the name of the file each run of others than ASCII letters and digits is a hyphen.
 
     If what was measured or the machine has changed, choose another folder: this is not noticed.
 
@@ -45,10 +50,24 @@ class KeptResults:
         if path is not None:
             write_text_atomically(path, json.dumps(document))
 
+    def rows(self, name: str, measure: Callable[[], list[Row]]) -> list[Row]:
+        """Return the kept rows of a case, or else measure and keep them.
+
+        Raises:
+            InputError: The case's file is damaged.
+        """
+        document = self.read(name)
+        if document is None:
+            document = measure()
+            self.write(name, document)
+        if not isinstance(document, list) or not all(isinstance(row, dict) for row in document):
+            raise self.damaged(name)
+        return document
+
     def damaged(self, name: str) -> InputError:
         """Return the error of a file without the results that it should have."""
         advice = "remove it, and the case is run again"
         return InputError("no results of a case are in this file", where=str(self._path(name)), valid=advice)
 
     def _path(self, name: str) -> Path | None:
-        return self._folder / f"{name}.json" if self._folder is not None else None
+        return self._folder / f"{re.sub('[^A-Za-z0-9]+', '-', name)}.json" if self._folder is not None else None

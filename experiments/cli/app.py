@@ -109,7 +109,10 @@ def bench(
     ] = False,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", help="diloco, fidelity: folder of the runs; those that it has are not repeated."),
+        typer.Option(
+            "--keep",
+            help="adaptation, clusters, diloco, fidelity, regret: folder of the results; what it has is not repeated.",
+        ),
     ] = None,
     count: Annotated[
         int | None,

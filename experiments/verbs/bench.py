@@ -43,39 +43,41 @@ from experiments.runs.folder import new_folder
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, find_by_name
 
-Bench = Callable[[bool, Callable[[str], None]], BenchResult]
-
-# Benches that take a number of cases, and those that also take the seed of the first one or of the draw.
-COUNTED = {"busy": measure_busy, "diloco": measure_separate_training, "strangers": measure_strangers}
-SEEDED = {
-    "adaptation": measure_adaptation,
-    "clusters": measure_clusters,
-    "faults": measure_faults,
-    "gains": measure_real_gains,
-    "regret": measure_regret,
-}
-
-# Benches whose runs are kept in a folder, if one is given.
-KEEPING = ("diloco", "fidelity")
+# Called with ``quick`` and ``tell``, and with those of `OPTIONS` that the bench takes.
+Bench = Callable[..., BenchResult]
 
 BENCHES: Mapping[str, Bench] = {
-    **COUNTED,
-    **SEEDED,
     "accuracy": measure_accuracy,
+    "adaptation": measure_adaptation,
+    "busy": measure_busy,
+    "clusters": measure_clusters,
     "data": measure_data,
+    "diloco": measure_separate_training,
     "exchanges": measure_outer_steps,
     "executor": measure_executor,
+    "faults": measure_faults,
     "fidelity": measure_fidelity,
+    "gains": measure_real_gains,
     "jobs": measure_jobs,
     "planner": measure_planner,
     "profile": measure_profile,
     "recovery": measure_recovery,
     "regions": measure_time_to_loss,
+    "regret": measure_regret,
     "report": measure_report,
     "schedules": measure_schedules,
     "simulator": measure_simulator,
+    "strangers": measure_strangers,
     "sweep": measure_sweep,
     "workers": measure_struck_workers,
+}
+
+# The benches that take each option: the number of cases, the seed of the first one or of the draw, and the folder of
+# the results, so that a bench that was interrupted goes on.
+OPTIONS: Mapping[str, Sequence[str]] = {
+    "count": ("adaptation", "busy", "clusters", "diloco", "faults", "gains", "regret", "strangers"),
+    "seed": ("adaptation", "clusters", "faults", "gains", "regret"),
+    "keep": ("adaptation", "clusters", "diloco", "fidelity", "regret"),
 }
 
 
@@ -85,7 +87,7 @@ def bench(
     as_json: bool,
     tell: Callable[[str], None],
     files: tuple[Path | None, Path | None, Path | None, Path | None, str] | None = None,
-    kept: Path | None = None,
+    keep: Path | None = None,
     refit: bool = False,
     count: int | None = None,
     seed: int | None = None,
@@ -93,9 +95,8 @@ def bench(
     """Run one of `BENCHES`, with ``quick`` on fewer cases; return what to print and whether every check holds.
 
     ``files`` are the arguments of `find_measured_files`: paths of runs, layer times, layer sizes and network, and the
-    model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew. Only
-    those of `KEEPING` take ``kept``, the folder of their runs. Only those of `COUNTED` and `SEEDED` take ``count``, and
-    those of `SEEDED` also ``seed``.
+    model's name. Only bench ``accuracy`` takes them, and ``refit``, with which it also fits its constants anew.
+    `OPTIONS` says which benches take ``keep``, ``count`` and ``seed``.
 
     Raises:
         InputError: There is no such bench, or an option is given that belongs to another bench.
@@ -104,29 +105,18 @@ def bench(
     if files is not None and name != "accuracy":
         advice = "leave out --runs, --times, --sizes, --network and --model, which only 'accuracy' reads"
         raise InputError(f"bench '{name}' takes no files", where="bench", valid=advice)
-    if kept is not None and name not in KEEPING:
-        advice = f"leave out --keep; only {' and '.join(KEEPING)} can be interrupted and go on"
-        raise InputError(f"bench '{name}' keeps no runs", where="bench", valid=advice)
     if refit and name != "accuracy":
         raise InputError(f"bench '{name}' fits no constants", where="bench", valid="leave out --refit")
-    if count is not None and name not in {**COUNTED, **SEEDED}:
-        advice = f"leave out --count, which {', '.join(sorted({**COUNTED, **SEEDED}))} take"
-        raise InputError(f"bench '{name}' has its own cases", where="bench", valid=advice)
-    if seed is not None and name not in SEEDED:
-        advice = f"leave out --seed, which {', '.join(SEEDED)} take"
-        raise InputError(f"bench '{name}' draws nothing at random", where="bench", valid=advice)
+    options = {"count": count, "seed": seed, "keep": keep}
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if name not in OPTIONS[option]:
+            advice = f"leave it out; {', '.join(OPTIONS[option])} take it"
+            raise InputError(f"bench '{name}' does not take --{option}", where="bench", valid=advice)
     if name == "accuracy":
         result = measure_accuracy(quick, tell, None if files is None else find_measured_files(*files), refit=refit)
-    elif name == "fidelity":
-        result = measure_fidelity(quick, tell, kept)
-    elif name == "diloco":
-        result = measure_separate_training(quick, tell, count, kept)
-    elif name in COUNTED:
-        result = COUNTED[name](quick, tell, count)
-    elif name in SEEDED:
-        result = SEEDED[name](quick, tell, count, seed)
     else:
-        result = chosen(quick, tell)
+        result = chosen(quick, tell, **given)
     machine = ", ".join(f"{name} {value}" for name, value in describe_machine().items())
     return _json(result) if as_json else f"{result.text()}\n{machine}", _all_hold(result.checks)
 

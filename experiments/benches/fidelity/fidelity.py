@@ -34,12 +34,12 @@ def fidelity_cases(tell: Callable[[str], None]) -> list[Case]:
     return [*hand_made_cases(tell), *planned_cases()]
 
 
-def measure_fidelity(quick: bool, tell: Callable[[str], None], folder: Path | None = None) -> BenchResult:
+def measure_fidelity(quick: bool, tell: Callable[[str], None], keep: Path | None = None) -> BenchResult:
     """Run every case in both backends, and compare throughputs, step times and bytes.
 
-    If a ``folder`` is given, every real run of a case is kept there, and runs that it has already are not repeated.
+    If a folder ``keep`` is given, real runs of each case are kept there, and those that it has are not repeated.
     """
-    kept = KeptRuns(folder)
+    kept = KeptRuns(keep)
     # The limits are for links that carry real TCP, which only the relay emulates.
     emulator = choose_emulator("relay", tell)
     cases = fidelity_cases(tell)

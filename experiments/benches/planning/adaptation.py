@@ -11,8 +11,10 @@ without compression. For comparison there are:
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import geometric_mean, median
 
+from experiments.benches.kept import KeptResults
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, AdaptationCase, drawn, run_for, usable_cases
 from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT
 from experiments.benches.planning.hindsight import FIRST_MINUTE_S, possible_gain, starting_plans
@@ -35,7 +37,11 @@ WORTHWHILE, FEWEST_WORTHWHILE, LEAST_WORTHWHILE_GAIN, LEAST_SHARE = 1.15, 3, 1.1
 
 
 def measure_adaptation(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
+    quick: bool,
+    tell: Callable[[str], None],
+    count: int | None = None,
+    seed: int | None = None,
+    keep: Path | None = None,
 ) -> BenchResult:
     """Simulate cases with and without policies.
 
@@ -44,14 +50,16 @@ def measure_adaptation(
         tell: Function that shows progress.
         count: Number of cases, drawn at random; None for all.
         seed: Seed of the draw; None for a random one.
+        keep: Folder of the results of each case, which are not measured again; None to keep none.
     """
+    kept = KeptResults(keep)
     halves = (DEVELOP,) if quick else (DEVELOP, HELD_OUT)
     chosen = [case for case in usable_cases(halves, tell) if not quick or case.pair.name in QUICK_TRACES]
     if count is not None:
         chosen = drawn(chosen, count, seed, tell)
     rows: list[Row] = []
     with process_pool(usable_cores()) as pool:
-        measure_each = partial(measure_case, duration_s=QUICK_DURATION_S if quick else DURATION_S)
+        measure_each = partial(kept_case, kept, duration_s=QUICK_DURATION_S if quick else DURATION_S)
         for row in results_in_order(pool, measure_each, chosen):
             rows.append(row)
             gains = f"auto {row['auto_gain']:.3f} of {row['possible_gain']:.3f}, deepcee {row['deepcee_gain']:.3f}"
@@ -80,6 +88,12 @@ def checks(half: str, rows: Sequence[Row]) -> list[Check]:
 def _mean(rows: Sequence[Row], column: str) -> float:
     """Return the geometric mean of a column of ratios."""
     return geometric_mean(float(row[column]) for row in rows)
+
+
+def kept_case(kept: KeptResults, case: AdaptationCase, duration_s: float) -> Row:
+    """Return the row of one case, measured unless it has been kept."""
+    name = f"{case.scenario.name}, {case.pair.name}, {case.half}, {duration_s:g} s"
+    return kept.rows(name, lambda: [measure_case(case, duration_s)])[0]
 
 
 def measure_case(case: AdaptationCase, duration_s: float) -> Row:

@@ -7,11 +7,14 @@ step time?
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
+from pathlib import Path
 from statistics import median
 from time import process_time
 
 from experiments.benches.cases import draw_seeds
+from experiments.benches.kept import KeptResults
 from experiments.benches.planning.planner import LimitedProcess
 from experiments.benches.planning.random_clusters import (
     random_cluster,
@@ -77,7 +80,11 @@ class Answer:
 
 
 def measure_clusters(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
+    quick: bool,
+    tell: Callable[[str], None],
+    count: int | None = None,
+    seed: int | None = None,
+    keep: Path | None = None,
 ) -> BenchResult:
     """Let every strategy plan for random clusters, and `auto` also for changed ones.
 
@@ -86,14 +93,16 @@ def measure_clusters(
         tell: Function that shows progress.
         count: Number of clusters; None for the bench's own number.
         seed: Seed of the first cluster, that of each further one is 1 more; None for a random one.
+        keep: Folder of the results of each cluster, which are not measured again; None to keep none.
     """
+    kept = KeptResults(keep)
     seeds = draw_seeds("clusters", count or (QUICK_COUNT if quick else COUNT), seed, tell)
     rows: list[Row] = []
     with LimitedProcess(answer) as process:
         # Nothing is compiled while a search's time is taken.
         process.result(ClusterTask(seeds[0], OURS), 10 * LIMIT_S)
         for number in seeds:
-            rows.append(_row(number, process))
+            rows += kept.rows(f"cluster {number}", partial(_rows, number, process))
             tell(", ".join(f"{key} {_cell(value)}" for key, value in rows[-1].items()))
     return BenchResult(rows, list(_checks(rows)))
 
@@ -125,7 +134,7 @@ def _scenario(task: ClusterTask) -> Scenario:
     return changes[task.order](scenario, task.seed) if task.order in changes else scenario
 
 
-def _row(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> Row:
+def _rows(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> list[Row]:
     def ask(task: ClusterTask) -> Answer:
         try:
             return process.result(task, LIMIT_S)
@@ -140,7 +149,7 @@ def _row(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> Row:
     best = min(others, key=lambda name: others[name])
     regions = min(subsets, key=lambda each: subsets[each], default=())
     cluster = scenario.cluster
-    return {
+    row: Row = {
         "seed": seed,
         "devices": len(cluster.devices),
         "kinds": len({device.kind for device in cluster.devices}),
@@ -156,6 +165,7 @@ def _row(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> Row:
         "best_regions": ", ".join(regions),
         "problem": ours.problem,
     }
+    return [row]
 
 
 def _ratio(one_s: float, other_s: float) -> float:

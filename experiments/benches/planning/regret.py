@@ -8,11 +8,14 @@ alone. The scenario is `alike` of the bench of adaptation, without its third reg
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 from statistics import geometric_mean
 
 from experiments.benches.cases import draw_seeds
+from experiments.benches.kept import KeptResults
 from experiments.benches.planning.adaptation_cases import LEAST_GAIN, run_for, scenarios, wide_area_links, with_traces
 from experiments.benches.planning.adaptation_traces import DURATION_S
 from experiments.benches.result import BenchResult, Check, Row, at_least
@@ -80,7 +83,11 @@ def _draw_piece(random: Random) -> tuple[float, float]:
 
 
 def measure_regret(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, seed: int | None = None
+    quick: bool,
+    tell: Callable[[str], None],
+    count: int | None = None,
+    seed: int | None = None,
+    keep: Path | None = None,
 ) -> BenchResult:
     """Search for courses that do harm; measure the policy on each of them.
 
@@ -89,7 +96,9 @@ def measure_regret(
         tell: Function that shows progress.
         count: Number of courses that are drawn, and that each round adds; None for the usual number.
         seed: Seed of the draw; None for a random one.
+        keep: Folder of the results of each course, which are not measured again; None to keep none.
     """
+    measure_each = partial(kept_course, KeptResults(keep))
     number = count if count is not None else QUICK_COURSES if quick else COURSES
     random = Random(draw_seeds("courses", 1, seed, tell)[0])
     gains: dict[Course, float] = {}
@@ -97,7 +106,7 @@ def measure_regret(
     with process_pool(usable_cores()) as pool:
         for place in range(1 + (QUICK_ROUNDS if quick else ROUNDS)):
             courses = choose_courses(random, number, gains)
-            for course, found in zip(courses, results_in_order(pool, measure_course, courses), strict=True):
+            for course, found in zip(courses, results_in_order(pool, measure_each, courses), strict=True):
                 rows += [{"round": place, **row} for row in found]
                 gains[course] = min(float(row["auto_gain"]) for row in found)
                 tell(f"round {place}, {course.text()}: {gains[course]:.3f}")
@@ -122,6 +131,11 @@ def checks(rows: list[Row]) -> list[Check]:
         at_least("least auto / none", min(float(row["auto_gain"]) for row in rows), LEAST_GAIN),
         at_least("courses drawn at random: auto / none, mean", geometric_mean(drawn), LEAST_DRAWN_GAIN),
     ]
+
+
+def kept_course(kept: KeptResults, course: Course, duration_s: float = DURATION_S) -> list[Row]:
+    """Return the rows of one course, measured unless they have been kept."""
+    return kept.rows(f"{course.text()}, {duration_s:g} s", lambda: measure_course(course, duration_s))
 
 
 def measure_course(course: Course, duration_s: float = DURATION_S) -> list[Row]:

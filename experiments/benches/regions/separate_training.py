@@ -5,7 +5,6 @@ characters with different numbers of steps between exchanges; with compressed me
 the layers. The loss is measured on text that was held out.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,13 +68,13 @@ class _Case:
 
 
 def measure_separate_training(
-    quick: bool, tell: Callable[[str], None], count: int | None = None, folder: Path | None = None
+    quick: bool, tell: Callable[[str], None], count: int | None = None, keep: Path | None = None
 ) -> BenchResult:
     """Train by every method with ``count`` seeds; compare the losses on held-out text with the synchronous ones.
 
-    If a ``folder`` is given, every run is kept there, and runs that it has already are not repeated.
+    If a folder ``keep`` is given, every run is kept there, and runs that it has already are not repeated.
     """
-    kept = KeptResults(folder)
+    kept = KeptResults(keep)
     steps, seeds = (_QUICK_STEPS, count or 1) if quick else (_STEPS, count or _SEEDS)
     rows: list[Row] = []
     losses: dict[tuple[str, int, int], list[float]] = {}
@@ -137,9 +136,9 @@ def run_name(method: str, workers: int, interval: int, steps: int, seed: int) ->
     """Return the name of a run among those that are kept.
 
     >>> run_name("streaming, int4", 2, 50, 1000, 0)
-    'streaming-int4-2-50-1000-0'
+    'streaming, int4-2-50-1000-0'
     """
-    return re.sub("[^a-z0-9]+", "-", f"{method}-{workers}-{interval}-{steps}-{seed}")
+    return f"{method}-{workers}-{interval}-{steps}-{seed}"
 
 
 def _kept_or_trained(kept: KeptResults, case: _Case, seed: int, steps: int) -> tuple[float, float]:

@@ -1,3 +1,4 @@
+import json
 import signal
 import time
 from dataclasses import replace
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.benches.cases import draw_seeds
+from experiments.benches.kept import KeptResults
 from experiments.benches.planning.adaptation import checks, measure_case
 from experiments.benches.planning.adaptation_cases import AdaptationCase, cases, scenarios, wide_area_links, with_traces
-from experiments.benches.planning.adaptation_traces import DEVELOP, HELD_OUT, TracePair, trace_pairs
+from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, HELD_OUT, TracePair, trace_pairs
 from experiments.benches.planning.regret import Course, choose_courses, measure_course
 from experiments.benches.planning.regret import checks as regret_checks
 from experiments.benches.processes import marked_processes
 from experiments.runs.scenario import choose_scenario
 from planner.scenario.cluster import Cluster
 from planner.systems.registry import make_plan
+from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import left_behind, started, wait_until
 from traces.common.errors import InputError
 from traces.generators.presets import PRESETS
@@ -137,6 +141,14 @@ def test_a_course_on_which_the_policy_loses_misses_the_bar() -> None:
     least, mean = regret_checks(rows)
     assert (least.value, least.holds, mean.holds) == (0.9, False, True)
     assert mean.value == pytest.approx((1.2 * 0.99) ** 0.5)
+
+
+def test_courses_that_are_kept_are_not_measured_again(tmp_path: Path) -> None:
+    (course,) = choose_courses(Random(draw_seeds("courses", 1, 7, lambda _: None)[0]), 1, {})
+    KeptResults(tmp_path).write(f"{course.text()}, {DURATION_S:g} s", [{"course": "kept", "auto_gain": 0.97}])
+    done = ropebridge("bench", "regret", "--quick", "--count", 1, "--seed", 7, "--keep", tmp_path, "--json")
+    assert json.loads(done.stdout)["rows"] == [{"round": 0, "course": "kept", "auto_gain": 0.97}]
+    assert done.returncode == 1
 
 
 def test_a_course_is_measured_from_both_starts() -> None:

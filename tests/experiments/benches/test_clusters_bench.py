@@ -1,10 +1,12 @@
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.benches.kept import KeptResults
 from experiments.benches.planning import clusters as bench
 from experiments.benches.planning.clusters import Answer, ClusterTask, answer, measure_clusters
 from experiments.benches.planning.random_clusters import (
@@ -104,6 +106,16 @@ def test_rows_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(result.checks) == 6
 
 
+def test_clusters_that_are_kept_are_not_planned_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "OURS", "dapple")
+    row = {"behind": 1.2, "predicted_error": 0.0, "relisted": 0.0, "renamed": 0.0, "fewer_regions": 0.3}
+    for seed in (5, 6):
+        KeptResults(tmp_path).write(f"cluster {seed}", [{"seed": seed, **row}])
+    found = measure_clusters(False, lambda _: None, 2, 5, tmp_path)
+    assert [each["seed"] for each in found.rows] == [5, 6]
+    assert [check.holds for check in found.checks] == [False, True, True, True, True, False]
+
+
 def test_what_has_no_plan_is_behind_all_that_have_one() -> None:
     assert bench._ratio(inf, 2.0) == inf
     assert bench._ratio(2.0, inf) == 0.0
@@ -114,10 +126,10 @@ def test_what_has_no_plan_is_behind_all_that_have_one() -> None:
 def test_no_other_bench_draws_clusters() -> None:
     counted = ropebridge("bench", "planner", "--count", 7)
     assert counted.returncode == 2
-    assert counted.stderr.startswith("ropebridge: bench: bench 'planner' has its own cases; leave out --count")
+    assert counted.stderr.startswith("ropebridge: bench: bench 'planner' does not take --count; leave it out")
     done = ropebridge("bench", "planner", "--seed", 7)
     assert done.returncode == 2
-    assert done.stderr.startswith("ropebridge: bench: bench 'planner' draws nothing at random; leave out --seed")
+    assert done.stderr.startswith("ropebridge: bench: bench 'planner' does not take --seed; leave it out")
 
 
 @pytest.mark.slow

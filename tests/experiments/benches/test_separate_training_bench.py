@@ -57,3 +57,14 @@ def test_kept_documents_are_read_again(tmp_path: Path) -> None:
         kept.read("two")
     KeptResults(None).write("one", {})
     assert KeptResults(None).read("one") is None
+
+
+def test_rows_are_measured_once(tmp_path: Path) -> None:
+    kept, measured = KeptResults(tmp_path), [[{"gain": 1.5}], [{"gain": 2.5}]]
+    assert kept.rows("lte, 3/4 of it", measured.pop) == [{"gain": 2.5}]
+    assert kept.rows("lte, 3/4 of it", measured.pop) == [{"gain": 2.5}]
+    assert [path.name for path in tmp_path.iterdir()] == ["lte-3-4-of-it.json"]
+    assert KeptResults(None).rows("lte, 3/4 of it", measured.pop) == [{"gain": 1.5}]
+    kept.write("damaged", {"gain": 1.5})
+    with pytest.raises(InputError, match=r"damaged.json: no results of a case are in this file"):
+        kept.rows("damaged", measured.pop)

@@ -435,7 +435,7 @@ def test_a_model_without_code_cannot_be_trained(tmp_path: Path) -> None:
         (["simulate", "two-regions", "--plan", "p.json", "--strategy", "ddp"], ["--plan", "--strategy"]),
         (["compare", "nowhere"], ["nowhere", "no such folder"]),
         (["report", "."], ["holds no run"]),
-        (["bench", "sweep", "--keep", "runs"], ["bench 'sweep' keeps no runs", "leave out --keep"]),
+        (["bench", "sweep", "--keep", "runs"], ["bench 'sweep' does not take --keep", "leave it out; adaptation,"]),
         (["bench", "fidelty"], ["'fidelty'", "did you mean 'fidelity'"]),
         (["plan", "two-regions", "--strategy=megatron", "-o", "missing/plan.json"], ["missing", "does not exist"]),
         (["traces", "generate", "lte", "-o", "x.csv", "--duration", "60"], ["'60'", "has no unit"]),
