@@ -16,7 +16,7 @@ from executor.core.timeouts import timeouts
 from executor.rank.telemetry import ResourceLog
 from executor.recovery.backups import StateBackups, first_state, one_layer
 from executor.recovery.checkpoint_file import LayerTensors
-from executor.recovery.checkpoint_writer import Checkpointing
+from executor.recovery.checkpoint_writer import Checkpointing, LauncherRows
 from executor.training.compute import PacedCompute
 from executor.training.data.datasets import StreamedSamples
 from executor.training.data.states import StateFolder
@@ -177,8 +177,7 @@ def build_context(
     config: RankConfig,
     model: LoadedModel | None,
     give_up: Callable[[Exception], None],
-    first_unheard: Callable[[], float],
-    await_heard: Callable[[int], bool],
+    rows: LauncherRows,
     *,
     is_connected: bool,
 ) -> RankContext:
@@ -188,8 +187,7 @@ def build_context(
         config: The configuration of the rank.
         model: The model to train; None in paced compute.
         give_up: Called with an error that must end this process, in the thread where the error occurred.
-        first_unheard: Returns the first step of which the launcher may not know the loss; see `Checkpointing`.
-        await_heard: Waits until the launcher has the rows of a step; see `Checkpointing`.
+        rows: The rows of this rank's steps that the launcher has.
         is_connected: Whether the ranks of the job are connected, so that they can form tensor-parallel groups.
     """
     scenario, run, training = config.scenario, config.run, config.scenario.training
@@ -239,8 +237,7 @@ def build_context(
     checkpoints = None
     if run.checkpoint_every and model is not None:
         layers = model.model.layers
-        heard = (first_unheard, await_heard)
-        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up, *heard)
+        checkpoints = Checkpointing(run, config.device, scenario, state, layers, compute, give_up, rows)
     file = EventWriter(config.folder.recorded(run, "events", config.rank))
     losses = config.folder.recorded(run, "losses", config.rank).open("w", buffering=1)
     samples = ResourceLog(config.folder.of_rank("resources", config.rank))

@@ -169,8 +169,7 @@ class Rank:
         if config.run.checkpoints:
             self._check_checkpoints()
         self._head_clock = HeadClock(client.ask_clock if client.is_remote else None)
-        heard = (self._client.first_unheard, self._client.await_heard)
-        build = partial(build_context, config, model, self._give_up, *heard)
+        build = partial(build_context, config, model, self._give_up, client)
         spec: SessionSpec | None
         groups: ProcessGroups | None = None
         if config.takes_outer_steps:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import nn
 
@@ -21,6 +22,18 @@ from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 
 
+class LauncherRows(Protocol):
+    """What the launcher has of the rows of this rank's steps."""
+
+    def first_unheard(self) -> float:
+        """Return the first published step that the launcher may not have heard; infinity if it has heard all."""
+        ...
+
+    def await_heard(self, step: int) -> bool:
+        """Wait until the launcher has kept all ranks' rows up to a step; return False if the step is to be repeated."""
+        ...
+
+
 @dataclass(eq=False)
 class Checkpointing:
     """Copies and writes the layers of one rank, over all sessions.
@@ -33,11 +46,9 @@ class Checkpointing:
         model: Texts that identify the state of each layer; see `executor.recovery.checkpoint_file.Header`.
         layers: The layers of the whole model, of which the names and shapes of the tensors that a rank writes are used.
         failed: Called in the writing thread with the error if a file cannot be written, or the state is not finite.
-        first_unheard: Returns the first step of which the launcher may not know the loss; infinity if it knows all. The
-            newest checkpoints up to there are kept, so that a run that goes on after the launcher's end lacks no loss.
-        await_heard: Waits until the launcher has kept the rows of all ranks up to a step; returns False if the session
-            ends before, and the step is repeated. Where the launcher collects the rows, a checkpoint is written only
-            then: a run that resumes from it has the rows of all steps before.
+        rows: The rows that the launcher has. The newest checkpoints before the first one that it lacks are kept. Where
+            it collects rows, a checkpoint is written once it has those of all steps before, so that a run that goes on
+            after the launcher's end lacks none.
     """
 
     _run: RunConfig
@@ -47,8 +58,7 @@ class Checkpointing:
     _layers: Sequence[nn.Module]
     _compute: Compute
     _failed: Callable[[Exception], None]
-    _first_unheard: Callable[[], float]
-    _await_heard: Callable[[int], bool]
+    _rows: LauncherRows
 
     def __post_init__(self) -> None:
         self._folder = CheckpointFolder(Path(self._run.checkpoints))
@@ -116,7 +126,7 @@ class Checkpointing:
     def _is_recorded_before(self, step: int) -> bool:
         """Wait for the rows of the steps before ``step``; return False if some are lost, and will be done again."""
         # The record of pipelines at their own speed has only the last attempt.
-        return not self._run.publishes or self._run.decoupled or self._await_heard(step - 1)
+        return not self._run.publishes or self._run.decoupled or self._rows.await_heard(step - 1)
 
     def _write_part(self, folder: CheckpointFolder, part: Part) -> None:
         layers = part.layers
@@ -125,7 +135,7 @@ class Checkpointing:
             check_state(layers, buffers, part.step)
         folder.write(self._device, part)
         if 0 in layers and part.share.index == 0:
-            written = min(self._slowest(part.pipelines, part.step), self._first_unheard())
+            written = min(self._slowest(part.pipelines, part.step), self._rows.first_unheard())
             folder.drop_old(self._run.first_step, written, self._run.checkpoints_kept)
 
     def _slowest(self, pipelines: int, step: int) -> int:

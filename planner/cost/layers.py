@@ -1,7 +1,7 @@
 """Running sums of the costs of layers on one device; the difference of two entries is the cost of a range of layers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -21,7 +21,7 @@ def with_launches(times: ComputeTimes, scenario: Scenario) -> ComputeTimes:
     The overhead is added once to the forward and once to the backward (to the input gradient, if it is split).
     """
     launch_s = scenario.effects.compute.launch_overhead_s
-    return replace(times, forward_s=times.forward_s + launch_s, backward_input_s=times.backward_input_s + launch_s)
+    return ComputeTimes(times.forward_s + launch_s, times.backward_input_s + launch_s, times.backward_weight_s)
 
 
 def launches_s(scenario: Scenario) -> float:

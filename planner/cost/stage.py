@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.cost.layers import with_launches
 from planner.cost.link_sharing import boundary_samples
@@ -21,7 +20,7 @@ from planner.cost.tensor_parallel import interconnect, with_group_sums, with_rec
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.profile import ComputeTimes
 from planner.scenario.scenario import Scenario
-from planner.schedules.kernel.problem import Floats, SchedulingProblem
+from planner.schedules.kernel.problem import Floats, Ints, SchedulingProblem
 
 
 def replica_times(scenario: Scenario, stage: Stage, replica: Replica, samples: int) -> ComputeTimes:
@@ -83,9 +82,9 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
 
     ``compression`` is one of `planner.scenario.training.COMPRESSIONS`.
     """
-    sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
+    sizes, which = distinct_sizes(pipeline.microbatches)
     times = np.array(
-        [[_slowest(scenario, pipeline, index, int(size)) for size in sizes] for index in range(len(pipeline.stages))]
+        [[_slowest(scenario, pipeline, index, size) for size in sizes] for index in range(len(pipeline.stages))]
     )
     boundaries = [
         [_transfers(scenario, compression, *ends, sizes) for ends in ((left, right), (right, left))]
@@ -110,6 +109,17 @@ def scheduling_problem(pipeline: Pipeline, scenario: Scenario, compression: str 
     )
 
 
+# Cached, because the candidates of a search have few different microbatches.
+@lru_cache(maxsize=256)
+def distinct_sizes(microbatches: tuple[int, ...]) -> tuple[tuple[int, ...], Ints]:
+    """Return the different sizes of microbatches, rising, and the index of each microbatch's size."""
+    sizes = sorted(set(microbatches))
+    index = {size: place for place, size in enumerate(sizes)}
+    which = np.array([index[size] for size in microbatches], np.int64)
+    which.setflags(write=False)
+    return tuple(sizes), which
+
+
 def _slowest(scenario: Scenario, pipeline: Pipeline, index: int, samples: int) -> tuple[float, float, float]:
     """Return the seconds of forward, input gradient and weight gradient, each the maximum over the replicas."""
     stage = pipeline.stages[index]
@@ -126,14 +136,14 @@ def _slowest(scenario: Scenario, pipeline: Pipeline, index: int, samples: int) -
 
 
 def _transfers(
-    scenario: Scenario, compression: str, senders: Stage, receivers: Stage, sizes: NDArray[np.int64]
+    scenario: Scenario, compression: str, senders: Stage, receivers: Stage, sizes: tuple[int, ...]
 ) -> tuple[list[float], float]:
     """Return transmission seconds for each microbatch size, and the latency: maxima over the pairs of replicas."""
     if senders.replicas == receivers.replicas:
         return [0.0] * len(sizes), 0.0
     sample_bytes = scenario.model.layers[min(senders.end_layer, receivers.end_layer) - 1].output_bytes
     transmission_s, latency_s = [0.0] * len(sizes), 0.0
-    for index, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(sizes):
         for (source, target), samples in boundary_samples(senders, receivers, size).items():
             path = nominal_path(scenario, source, target)
             size_bytes = message_bytes(scenario, compression, source, target, samples, sample_bytes)
@@ -142,7 +152,7 @@ def _transfers(
     return transmission_s, latency_s
 
 
-def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]) -> list[list[float]]:
+def _activation_bytes(scenario: Scenario, stage: Stage, sizes: tuple[int, ...]) -> list[list[float]]:
     """Return bytes on the most loaded replica, [2, sizes]: from forward to input gradient, and to the weight gradient.
 
     The rows are equal for a stage that does not recompute and whose split backward was not measured.
@@ -151,7 +161,7 @@ def _activation_bytes(scenario: Scenario, stage: Stage, sizes: NDArray[np.int64]
     return [
         [
             max((stop - start) * each for (start, stop), each in zip(stage.intervals(size), of_sample, strict=True))
-            for size in sizes.tolist()
+            for size in sizes
         ]
         for of_sample in (
             [saved_activation_bytes(scenario, stage, degree) for degree in degrees],

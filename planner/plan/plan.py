@@ -112,7 +112,8 @@ class Pipeline:
 
     def with_depths(self, depths: Iterable[int]) -> "Pipeline":
         """Return the pipeline with the given limits of microbatches in flight, one for each stage."""
-        stages = tuple(replace(stage, in_flight=depth) for stage, depth in zip(self.stages, depths, strict=True))
+        pairs = zip(self.stages, depths, strict=True)
+        stages = tuple(stage if stage.in_flight == depth else replace(stage, in_flight=depth) for stage, depth in pairs)
         return replace(self, stages=stages)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from planner.cost.device_transport import copy_seconds_per_byte
 from planner.cost.layers import with_launches
 from planner.cost.network import wire_bytes
-from planner.cost.stage import stage_times
+from planner.cost.stage import distinct_sizes, stage_times
 from planner.cost.synchronisation import gradient_syncs
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -172,12 +172,12 @@ def _durations_s(plan: Plan, scenario: Scenario) -> Floats:
     """
     rows = []
     for pipeline in plan.pipelines:
-        sizes, which = np.unique(np.array(pipeline.microbatches), return_inverse=True)
+        sizes, which = distinct_sizes(pipeline.microbatches)
         for index, stage in enumerate(pipeline.stages):
             times = [
                 with_launches(stage_times(scenario, pipeline, index, replica, stop - start), scenario)
                 for size in sizes
-                for replica, (start, stop) in zip(stage.replicas, stage.intervals(int(size)), strict=True)
+                for replica, (start, stop) in zip(stage.replicas, stage.intervals(size), strict=True)
             ]
             table = np.array(
                 [[each.forward_s, each.backward_s, each.backward_input_s, each.backward_weight_s] for each in times]

@@ -41,7 +41,8 @@ class SyncSpan:
     def moved(self, numbers: Ints) -> "SyncSpan":
         """Return the span after its action n has got the number ``numbers[n]``."""
         first = int(numbers[self.first_action])
-        return replace(self, first_action=first, end_action=first + self.end_action - self.first_action)
+        end = first + self.end_action - self.first_action
+        return SyncSpan(self.sync, self.actor, first, end, self.sent_bytes)
 
 
 def sync_actions(syncs: Sequence[GradientSync], actors: Mapping[str, int]) -> tuple[Actions, Messages, list[SyncSpan]]:

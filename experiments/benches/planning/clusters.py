@@ -98,11 +98,13 @@ def measure_clusters(
     kept = KeptResults(keep)
     seeds = draw_seeds("clusters", count or (QUICK_COUNT if quick else COUNT), seed, tell)
     rows: list[Row] = []
+    names = {number: f"cluster {number}" for number in seeds}
     with LimitedProcess(answer) as process:
-        # Nothing is compiled while a search's time is taken.
-        process.result(ClusterTask(seeds[0], OURS), 10 * LIMIT_S)
-        for number in seeds:
-            rows += kept.rows(f"cluster {number}", partial(_rows, number, process))
+        if any(kept.read(name) is None for name in names.values()):
+            # Nothing is compiled while a search's time is taken.
+            process.result(ClusterTask(seeds[0], OURS), 10 * LIMIT_S)
+        for number, name in names.items():
+            rows += kept.rows(name, partial(_rows, number, process))
             tell(", ".join(f"{key} {_cell(value)}" for key, value in rows[-1].items()))
     return BenchResult(rows, list(_checks(rows)))
 

@@ -58,15 +58,17 @@ _CONTEXT = multiprocessing.get_context("spawn")
 class LimitedProcess(Generic[Task, Result]):
     """A context manager that carries out tasks one after the other in another process, each with a limit.
 
+    The process starts with the first task.
+
     Args:
         work: A module-level function that takes a task and returns the result; both are pickled.
     """
 
     def __init__(self, work: Callable[[Task], Result]) -> None:
         self._work = work
+        self._is_started = False
 
     def __enter__(self) -> Self:
-        self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,6 +81,8 @@ class LimitedProcess(Generic[Task, Result]):
             TimeoutError: The task takes more than ``limit_s`` seconds of processor time.
             ChildProcessError: The process ended before the task was done.
         """
+        if not self._is_started:
+            self._start()
         self._ours.send((task, limit_s))
         try:
             result: Result = self._ours.recv()
@@ -87,7 +91,6 @@ class LimitedProcess(Generic[Task, Result]):
             self._process.join()
         is_late = self._process.exitcode == -signal.SIGXCPU
         self._stop()
-        self._start()
         raise TimeoutError(f"it takes longer than {limit_s:g} s") if is_late else ChildProcessError("its process ended")
 
     def _start(self) -> None:
@@ -95,8 +98,12 @@ class LimitedProcess(Generic[Task, Result]):
         self._process = _CONTEXT.Process(target=_serve, args=(theirs, self._work), daemon=True)
         self._process.start()
         theirs.close()
+        self._is_started = True
 
     def _stop(self) -> None:
+        if not self._is_started:
+            return
+        self._is_started = False
         self._ours.close()
         self._process.kill()
         self._process.join()
