@@ -8,11 +8,13 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from executor.control.arrivals import with_arrivals
 from executor.control.attachment import Attachment, Survival
-from executor.control.attempts import AttemptFolder, losses_of_ranks, plans_before, rows_of_ranks
 from executor.control.launcher import prepared_job, run_job
 from executor.control.policy_driver import PolicyDriver
+from executor.control.record.arrivals import with_arrivals
+from executor.control.record.attempt_folder import AttemptFolder
+from executor.control.record.attempts import losses_of_ranks, rows_of_ranks
+from executor.control.record.joined_attempts import plans_before
 from executor.control.results import faults_of, gather_norms, merge_parameters, other_devices
 from executor.core.events import EventRecorder
 from executor.core.hosts import Hosts, links_in_the_clear
@@ -91,7 +93,8 @@ class TorchBackend:
         """Run all training steps up to step ``steps`` in other processes, which have ended on return.
 
         If the checkpoint from which the run resumes is that of the last step, nothing runs: the parameters are those of
-        the checkpoint, and the record has no events (`executor.control.attempts.finished_record` has them).
+        the checkpoint, and the record has no events (those are in that of
+        `executor.control.record.joined_attempts.finished_record`).
 
         Raises:
             InputError: The scenario cannot carry out the plan or contains effects that only the simulator supports, or

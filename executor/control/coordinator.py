@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor.control.attempts import AttemptFolder
 from executor.control.control_server import ControlServer, Peer
 from executor.control.policy_driver import PolicyDriver
 from executor.control.processes import RankProcesses
+from executor.control.record.attempt_folder import AttemptFolder
 from executor.control.sessions import Regrouping, SessionProgress, random_token
 from executor.core.clock import read_origin
 from executor.core.control_channel import AGENT, Message

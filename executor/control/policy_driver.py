@@ -7,8 +7,8 @@ from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
 
-from executor.control.arrivals import LateArrivals, with_arrivals
-from executor.control.attempts import AttemptFolder
+from executor.control.record.arrivals import LateArrivals, with_arrivals
+from executor.control.record.attempt_folder import AttemptFolder
 from executor.core.events import EventRecorder
 from executor.core.messages import NewPlan, unpack
 from planner.adapt.adaptation import Adaptation

@@ -141,7 +141,7 @@ class EventRecorder:
     def arrived(self, row: Callable[[float, float], Event], idle_since_s: float, arrived_s: float) -> None:
         """Log the arrival of a message: as a wait if the device was idle, otherwise as a row of zero length.
 
-        A row of zero length only tells the arrival: `executor.control.arrivals` puts it into the sender's row.
+        A row of zero length only tells the arrival: `executor.control.record.arrivals` puts it into the sender's row.
 
         Args:
             row: Returns the row from its start and its end in run seconds.

@@ -77,7 +77,7 @@ class RunConfig:
             `CheckpointFolder.check_held`.
         checkpoint_every: Number of steps between two checkpoints; 0 writes none.
         checkpoints_kept: Number of the newest checkpoints that are kept.
-        attempt: Folder on the head for rows and losses, which outlives the job (executor/control/attempts.py); empty in
+        attempt: Folder on the head for rows and losses, which outlives the job (executor/control/record/); empty in
             a job without checkpoints, and on other hosts.
         first_step: The first step of the run; if it is not 0, training resumes from the checkpoint of this step.
         first_sample: Samples of all steps before the first step.

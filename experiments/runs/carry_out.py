@@ -87,7 +87,7 @@ def carry_out_or_resume(
         if written is not None:
             return written
     # Simulations do not need the executor.
-    from executor.control.attempts import finished_record, with_earlier_attempts
+    from executor.control.record.joined_attempts import finished_record, with_earlier_attempts
 
     def complete(record: RunRecord) -> RunRecord:
         if not record.events:

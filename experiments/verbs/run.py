@@ -66,7 +66,7 @@ def checkpoint_config(
                 raise InputError(f"'{option}' needs '--checkpoint'", valid="give the folder of the checkpoints")
         return None, None
     # Loads torch, which paced runs do not need.
-    from executor.control.attempts import is_recorded
+    from executor.control.record.joined_attempts import is_recorded
     from executor.recovery.checkpoints import refuse_used, resumption
 
     every = every or CHECKPOINT_EVERY

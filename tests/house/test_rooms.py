@@ -58,6 +58,7 @@ ROOMS = [
     "executor/runtime/outer",
     "executor/runtime/decoupled",
     "executor/rank",
+    "executor/control/record",
     "executor/control",
     "executor",
     "executor/deploy",

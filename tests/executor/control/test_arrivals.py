@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.control.arrivals import LateArrivals, with_arrivals
+from executor.control.record.arrivals import LateArrivals, with_arrivals
 from planner.adapt.observation import is_exchange
 from planner.events.event import PROBE_ACTION, Event, EventKind
 from planner.plan.outer_step import OuterStep

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.control.attempts import AttemptFolder, plans_before, with_earlier_attempts
+from executor.control.record.attempt_folder import AttemptFolder
+from executor.control.record.joined_attempts import plans_before, with_earlier_attempts
 from executor.core.job import CheckpointConfig, JobFolder, RunConfig
 from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record

@@ -9,6 +9,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from executor.core.control_channel import (
     reach_head,
 )
 from executor.core.job import JobFolder, RunConfig
-from executor.core.messages import pack, unpack
+from executor.core.messages import SessionSpec, pack, unpack
 from executor.core.tls import UNPROVED_BYTES, TlsEnd, identity
 from executor.deploy.bundle import HostedRun
 from executor.deploy.deployment import Bundle
@@ -363,6 +364,43 @@ def test_a_file_goes_where_its_kind_and_rank_say(head: Served, tmp_path: Path, m
     assert near.of_rank("parameters", 1).read_bytes() == content
     assert not near.of_rank("resources", 1).exists()
     # A rank whose connection is closed before the end of the job ends its process.
+    client._take({"kind": FINISHED})
+    client._channel.close()
+
+
+def test_a_checkpoint_waits_for_the_rows_of_its_own_session(head: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HEAD_ADDRESS, json.dumps([*head.address, 0.0]))
+    client = ControlClient(head.server._job, 1, "rank 1")
+    peer, _ = head.server.events.get(timeout=SOON_S)
+    first = SessionSpec.of_run(PLAN, 2, CONFIG, "first")
+
+    def say(kind: str, **fields: object) -> None:
+        head.server.send(peer, kind, **fields)
+
+    def waits(step: int) -> Future[bool]:
+        answer = pool.submit(client.await_heard, step)
+        with pytest.raises(TimeoutError):
+            answer.result(timeout=0.2)
+        return answer
+
+    with ThreadPoolExecutor() as pool:
+        client.begin(first)
+        early = waits(4)
+        say("heard", step=3)
+        assert not early.done()
+        say("heard", step=4)
+        assert early.result(timeout=SOON_S)
+        # The session ends before step 9 is heard of; the next one goes back to step 7, and does it again.
+        late, kept = waits(9), waits(6)
+        say("ended")
+        assert not kept.result(timeout=SOON_S)
+        assert not late.result(timeout=SOON_S)
+        say("begin", **replace(first, number=1, first_step=7).to_data())
+        assert client.await_session() is not None
+        assert client.await_heard(6)
+        again = waits(9)
+        say("heard", step=9)
+        assert again.result(timeout=SOON_S)
     client._take({"kind": FINISHED})
     client._channel.close()
 

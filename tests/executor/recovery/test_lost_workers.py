@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.control.attempts import with_earlier_attempts
+from executor.control.record.joined_attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from planner.plan.outer_step import OuterStep

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
-from executor.control.attempts import finished_record, is_recorded, with_earlier_attempts
+from executor.control.record.joined_attempts import finished_record, is_recorded, with_earlier_attempts
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from experiments.runs.folder import read_record
