@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from planner.cost.network import nominal_path, payload_bps
+from planner.cost.network import nominal_path, opening_s, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import OPTIMIZER_STATES
@@ -137,22 +137,32 @@ def _from_nearest(
     return Migration(joined(wanted, partial(_shards, scenario)))
 
 
-def migration_time_s(migration: Migration, scenario: Scenario) -> float:
-    """Return a lower bound on the time of a migration, seconds: that of its busiest link plus the longest latency.
+def migration_time_s(migration: Migration, scenario: Scenario, connections: int = 1) -> float:
+    """Return an estimate of the time of a migration, seconds.
 
-    All transfers run at the same time, at the bandwidths that the cluster declares.
+    All transfers run at the same time, at the bandwidths that the cluster declares. The busiest link takes as long as
+    all its bytes, and two devices as long as what one sends the other over ``connections`` that it has not used before,
+    if they are in two regions. The longest of these and the longest latency add up.
     """
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
+    between: dict[tuple[str, str], int] = defaultdict(int)
     latency_s = 0.0
     for move in migration.moves:
         links = scenario.cluster.path(move.source, move.target)
         path = nominal_path(scenario, move.source, move.target)
         latency_s = max(latency_s, path.propagation_s(move.size_bytes))
+        between[move.source, move.target] += move.size_bytes
         for link in links:
             bits[link.name] += 8 * move.size_bytes
             capacity_bps[link.name] = payload_bps(scenario.effects.network, link.bandwidth_bps)
-    return latency_s + max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
+    pairs_s = (
+        8 * size_bytes / nominal_path(scenario, *pair, connections).rate_bps
+        + opening_s(scenario, *pair, size_bytes, connections)
+        for pair, size_bytes in between.items()
+    )
+    links_s = (amount / capacity_bps[name] for name, amount in bits.items())
+    return latency_s + max((*links_s, *pairs_s), default=0.0)
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:

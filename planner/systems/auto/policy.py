@@ -365,4 +365,4 @@ def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str]
         migration = migration_between(plan, other, scenario, away, backup_holders(plan) if away else None)
     except InputError:
         return math.inf
-    return migration_time_s(migration, scenario)
+    return migration_time_s(migration, scenario, other.connections)

@@ -101,7 +101,7 @@ class DeepceePolicy:
             self._better_steps = 0
             return None
         self._better_steps += 1
-        moving_s = migration_time_s(migration_between(plan, best, observed), observed)
+        moving_s = migration_time_s(migration_between(plan, best, observed), observed, best.connections)
         return best if (here_s - there_s[best]) * self._better_steps >= moving_s else None
 
     def _planned(self, observed: Scenario, away: set[str]) -> Plan | None:

@@ -127,6 +127,8 @@ class SlowWorkers:
         """Return the seconds that the return of a worker to ``others`` takes from them, at the rates seen last."""
         held = {device: layers_of(others, device) for device in others.devices}
         moves = worker_moves(held, others, plan, self._scenario)
-        move_s = migration_time_s(moves, self._scenario) * float(self.exchanges.factors(plan).max(initial=1.0))
+        move_s = migration_time_s(moves, self._scenario, plan.connections) * float(
+            self.exchanges.factors(plan).max(initial=1.0)
+        )
         longer_s = max(0.0, self.exchanges.step_s(plan) - self.exchanges.step_s(others))
         return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(plan.synchronisation.interval_steps)) * longer_s
