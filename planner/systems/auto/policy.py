@@ -33,14 +33,7 @@ from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecasting.forecast import LinkSample
 from planner.systems.auto.forecasting.predictions import Predictions
-from planner.systems.auto.forecasting.probing import (
-    LEAST_PROBE_STEPS,
-    MOST_PROBE_STEPS,
-    PROBE_ODDS,
-    PROBE_SHARE,
-    Probes,
-    probing_plan,
-)
+from planner.systems.auto.forecasting.probing import LEAST_PROBE_STEPS, PROBE_ODDS, Probes, probing_plan
 from planner.systems.auto.portfolio import Portfolio, Searched, searched
 from traces.common.errors import InputError
 
@@ -312,7 +305,7 @@ class AutoPolicy:
         moving_s = _moving_s(plan, probing, self._predictions.observed())
         steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
         loss_s = max(0.0, self._predictions.step_s(probing) - own_s) * steps + 2 * moving_s
-        if not self._probes.can_cost(loss_s, PROBE_SHARE * self._elapsed_s + moving_s):
+        if not self._probes.can_cost(loss_s, moving_s, self._elapsed_s):
             return None
         worst = self._predictions.worst()
         step_s, there_s = step_time_s(probing, worst), _moving_s(plan, probing, worst)
@@ -334,7 +327,7 @@ class AutoPolicy:
             self._cover(away)
             better = self._better(plan, incumbent, away)
             least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
-            is_promising = self._probes.steps < MOST_PROBE_STEPS and any(
+            is_promising = self._probes.can_go_on() and any(
                 self._predictions.is_known(each)
                 and self._can_pay(plan, each)
                 and self._predictions.step_s(each) < least_s

@@ -53,9 +53,16 @@ class Probes:
         """Return whether the last probe of a run of ``elapsed_s`` seconds has ended long enough ago."""
         return elapsed_s - self._ended_s >= self._wait_s
 
-    def can_cost(self, loss_s: float, most_s: float) -> bool:
-        """Return whether all probes cost at most ``most_s`` seconds with another one that costs ``loss_s``."""
-        return self._cost_s + loss_s <= most_s
+    def can_cost(self, loss_s: float, moving_s: float, elapsed_s: float) -> bool:
+        """Return whether all probes cost at most `PROBE_SHARE` of a run with another one that costs ``loss_s`` seconds.
+
+        One move of ``moving_s`` seconds is not counted: at the beginning of a run no share of it would pay one.
+        """
+        return self._cost_s + loss_s <= PROBE_SHARE * elapsed_s + moving_s
+
+    def can_go_on(self) -> bool:
+        """Return whether the probe may take further steps, if these are likely to show that a plan is better."""
+        return self.steps < MOST_PROBE_STEPS
 
     def begin(self, incumbent: Plan, loss_s: float = 0.0, first_s: float = math.inf) -> None:
         """Begin a probe that is expected to cost ``loss_s`` seconds, and its first step at most ``first_s``."""
