@@ -64,12 +64,12 @@ LEAST_COUNTED = 1.01
 def test_no_plan_of_two_or_three_devices_is_better() -> None:
     # The last seven were hard: few samples, memory for less than 1F1B's depths, three pipelines side by side, a ring
     # that is slow in one direction, or a pipeline that is better backwards.
-    assert max(excess(seed, 8) for seed in (*range(1, 10), 83, 157, 163, 171, 3933, 204, 371)) == 1.0
+    assert max(excess(seed, 8) for seed in (1, 2, 4, 6, 8, 83, 157, 163, 171, 3933, 204, 371)) == 1.0
 
 
 @pytest.mark.slow
 def test_of_many_small_scenarios_none_has_a_better_plan() -> None:
-    factors = {seed: excess(seed, 8) for seed in (*range(10, 20), *range(200, 1200))}
+    factors = {seed: excess(seed, 8) for seed in (*range(1, 20), *range(200, 1200))}
     assert max(factors.values()) == 1.0, {seed: factor for seed, factor in factors.items() if factor > 1}
 
 
@@ -182,15 +182,15 @@ def test_the_cheapest_plan_costs_no_more_than_the_quickest(seed: int, prices: tu
 
 
 def test_a_budget_is_kept_or_refused() -> None:
-    scenario = priced(with_memory(unlike_scenario(7, (3, 3), (4, 4), 16), 10**12), 1.0, 2.0, 4.0)
-    kept = plan_for(scenario, Objective(budget_per_hour=3.5))
-    assert sum(scenario.cluster.by_name[name].price_per_hour for name in kept.devices) <= 3.5
+    scenario = priced(with_memory(unlike_scenario(7, (2, 2), (4, 4), 16), 10**12), 1.0, 2.0)
+    kept = plan_for(scenario, Objective(budget_per_hour=2.5))
+    assert sum(scenario.cluster.by_name[name].price_per_hour for name in kept.devices) <= 2.5
     with pytest.raises(InputError, match="no plan keeps within the limits of the objective"):
         plan_for(scenario, Objective(budget_per_hour=0.5))
 
 
 def test_a_rate_is_kept_or_refused() -> None:
-    scenario = priced(with_memory(unlike_scenario(7, (3, 3), (4, 4), 16), 10**12), 1.0, 2.0, 4.0)
+    scenario = priced(with_memory(unlike_scenario(7, (2, 2), (4, 4), 16), 10**12), 1.0, 2.0)
     most = scenario.training.global_batch / step_time_s(auto(scenario), scenario)
     kept = plan_for(scenario, Objective("cost", samples_per_s=0.9 * most))
     assert scenario.training.global_batch / step_time_s(kept, scenario) >= 0.9 * most

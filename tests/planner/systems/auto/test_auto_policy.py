@@ -25,7 +25,7 @@ from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
 
-def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float = 1200.0) -> RunRecord:
+def run(scenario: Scenario, plan: Plan, policy: str, duration_s: float) -> RunRecord:
     return Simulator(duration_s=duration_s).run(scenario, plan, make_policy(policy, scenario), 10**6)
 
 
@@ -42,12 +42,16 @@ def test_a_link_that_stays_as_declared_changes_nothing() -> None:
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 300.0))
 
 
-def test_a_link_that_falls_for_good_is_left() -> None:
-    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 40))
+def test_a_link_that_falls_for_good_is_left_if_the_run_is_long_enough_for_the_move_to_pay() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS), (30.0, NOMINAL_BPS / 40))
     start = planned(scenario)
-    adapted = run(scenario, start, "auto")
-    assert per_s(adapted) > 1.5 * per_s(run(scenario, start, "none"))
+    adapted, again, short = (run(scenario, start, "auto", duration_s) for duration_s in (400.0, 400.0, 150.0))
+    assert per_s(adapted) > 1.5 * per_s(run(scenario, start, "none", 400.0))
     assert len(adapted.decisions[-1].plan.devices) == 1
+    assert again.decisions == adapted.decisions
+    moved = next(each.observed_step for each in adapted.decisions if each.migration.moves)
+    assert moved < measure(short).steps
+    assert not any(decision.migration.moves for decision in short.decisions)
 
 
 def test_an_order_that_swaying_links_upset_is_given_up() -> None:
@@ -55,24 +59,24 @@ def test_an_order_that_swaying_links_upset_is_given_up() -> None:
     scenario = wide_scenario(*swaying)
     start = with_schedule(planned(wide_scenario()), wide_scenario(), "compact-zb")
     assert (start.order, len(start.devices)) == ("scheduled", 2)
-    adapted = run(scenario, start, "auto")
+    adapted = run(scenario, start, "auto", 400.0)
     assert adapted.decisions[0].plan.order == "dynamic"
-    assert per_s(adapted) > 1.02 * per_s(run(scenario, start, "none"))
+    assert per_s(adapted) > 1.02 * per_s(run(scenario, start, "none", 400.0))
 
 
 def test_a_short_fall_is_sat_out() -> None:
-    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 4), (135.0, NOMINAL_BPS))
+    scenario = wide_scenario((0.0, NOMINAL_BPS), (40.0, NOMINAL_BPS / 4), (55.0, NOMINAL_BPS))
     start = planned(scenario)
-    adapted = run(scenario, start, "auto", 600.0)
+    adapted = run(scenario, start, "auto", 520.0)
     assert not any(decision.migration.moves for decision in adapted.decisions)
 
 
 def test_a_link_out_of_sight_is_looked_at_and_taken_up() -> None:
     scenario = wide_scenario()
     start = on_one_device(scenario)
-    adapted = run(scenario, start, "auto")
+    adapted = run(scenario, start, "auto", 700.0)
     assert len(adapted.decisions[-1].plan.devices) == 2
-    assert per_s(adapted) > 1.3 * per_s(run(scenario, start, "none"))
+    assert per_s(adapted) > 1.3 * per_s(run(scenario, start, "none", 700.0))
 
 
 def test_looking_in_vain_costs_little() -> None:
@@ -83,17 +87,11 @@ def test_looking_in_vain_costs_little() -> None:
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 3600.0))
 
 
-def test_a_run_too_short_for_a_probe_or_a_move_to_pay_keeps_its_plan() -> None:
-    """In the run of 1200 s above, the same link is probed and taken up from the same start."""
+def test_a_run_too_short_for_a_probe_to_pay_keeps_its_plan() -> None:
+    """In the run of 700 s above, the same link is probed and taken up from the same start."""
     scenario = wide_scenario()
     start = on_one_device(scenario)
     assert not run(scenario, start, "auto", 240.0).decisions
-    falling = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 40))
-    start = planned(falling)
-    whole, short = (run(falling, start, "auto", duration_s) for duration_s in (1200.0, 230.0))
-    moved = next(each.observed_step for each in whole.decisions if each.migration.moves)
-    assert moved < measure(short).steps
-    assert not any(decision.migration.moves for decision in short.decisions)
 
 
 def test_a_probe_over_a_latency_far_above_the_declared_one_ends_after_a_step() -> None:
@@ -107,13 +105,6 @@ def test_a_probe_over_a_latency_far_above_the_declared_one_ends_after_a_step() -
     probe, back = adapted.decisions
     assert (back.observed_step, back.plan.pipelines) == (probe.first_step, start.pipelines)
     assert per_s(adapted) >= 0.975 * per_s(run(scenario, start, "none", 3600.0))
-
-
-def test_equal_runs_decide_equally() -> None:
-    scenario = wide_scenario((0.0, NOMINAL_BPS), (120.0, NOMINAL_BPS / 20))
-    start = planned(scenario)
-    one, other = (run(scenario, start, "auto", 300.0) for _ in range(2))
-    assert one.decisions == other.decisions
 
 
 def test_probing_moves_one_layer_over_the_link() -> None:
@@ -175,6 +166,6 @@ def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, r
     scenario = wide_scenario()
     start = planned(scenario)
     scenario = replace(scenario, faults=(Absence(start.devices[1], leaves_s, returns_s),))
-    adapted = run(scenario, start, "auto", 600.0)
+    adapted = run(scenario, start, "auto", 400.0)
     assert [decision.plan.devices for decision in adapted.decisions] == [start.devices[:1], start.devices]
-    assert per_s(adapted) > 0.98 * per_s(run(scenario, start, "none", 600.0))
+    assert per_s(adapted) > 0.98 * per_s(run(scenario, start, "none", 400.0))

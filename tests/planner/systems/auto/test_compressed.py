@@ -24,24 +24,26 @@ def allowing(scenario: Scenario, *compressions: str, precision: str = "fp32") ->
 
 
 SITES = choose_scenario("four-sites")
+# Two of them show as much as all four, and are planned in a quarter of the time.
+TWO = within_regions(SITES, ["south", "west"])
+SLOW = with_better_links(TWO, 0.5)
 
 
 @cache
 def plain_plan() -> Plan:
-    return auto(SITES)
+    return auto(SLOW)
 
 
 def test_smaller_messages_are_chosen_where_they_shorten_the_step() -> None:
-    plain, free = plain_plan(), allowing(SITES, "none", "int8")
-    compressed = auto(free)
+    plain, compressed = plain_plan(), auto(allowing(SLOW, "none", "int8"))
     assert (plain.compression, compressed.compression) == ("none", "int8")
-    assert contended_step_time_s(compressed, SITES) < 0.95 * contended_step_time_s(plain, SITES)
+    assert contended_step_time_s(compressed, SLOW) < 0.95 * contended_step_time_s(plain, SLOW)
 
 
 def test_numbers_stay_as_they_are_where_rounding_gains_less_than_a_hundredth() -> None:
-    quick = with_better_links(SITES, 20)
+    quick = with_better_links(TWO, 1.2)
     plan = auto(allowing(quick, "none", "int8"))
-    assert (plan.compression, len(plan.devices)) == ("none", 4)
+    assert (plan.compression, len(plan.devices)) == ("none", 2)
     rounded = replace(plan, compression="int8")
     assert 0.99 < contended_step_time_s(rounded, quick) / contended_step_time_s(plan, quick) < 1
 
@@ -60,15 +62,15 @@ def test_a_list_of_formats_names_each_once(given: tuple[str, ...], message: str)
 
 
 def test_smaller_messages_cost_less() -> None:
-    plan, links = plain_plan(), tuple(replace(link, price_per_gb=0.02) for link in SITES.cluster.links)
-    dear = replace(SITES, cluster=Cluster(SITES.cluster.devices, links))
+    plan, links = plain_plan(), tuple(replace(link, price_per_gb=0.02) for link in SLOW.cluster.links)
+    dear = replace(SLOW, cluster=Cluster(SLOW.cluster.devices, links))
     rounded = replace(plan, compression="int8")
     assert traffic_price(rounded, dear) == pytest.approx(traffic_price(plan, dear) / 4, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_the_policy_goes_back_when_the_links_recover() -> None:
-    fast = with_better_links(within_regions(SITES, ["south", "west"]), 40)
+    fast = with_better_links(TWO, 40)
 
     def falling(link: Link) -> Link:
         rates_bps = [link.bandwidth_bps / (80 if slow else 1) for slow in (False, True, False)]
@@ -83,7 +85,7 @@ def test_the_policy_goes_back_when_the_links_recover() -> None:
 
 
 def test_the_policy_keeps_small_messages_where_slow_times_of_the_links_need_them() -> None:
-    fast = with_better_links(within_regions(SITES, ["south", "west"]), 8)
+    fast = with_better_links(TWO, 8)
 
     def swaying(link: Link) -> Link:
         return replace(link, trace=LinkTrace([0.0, 25.0], [link.bandwidth_bps, link.bandwidth_bps / 8], 50.0))
@@ -93,12 +95,13 @@ def test_the_policy_keeps_small_messages_where_slow_times_of_the_links_need_them
     start = replace(auto(fast), compression="int8")
     # In the first half of each period messages as they are would do.
     assert contended_step_time_s(replace(start, compression="none"), fast) < 1.001 * contended_step_time_s(start, fast)
-    record = Simulator(duration_s=200.0).run(scenario, start, AutoPolicy(scenario), 10**6)
+    # Twice slow after it was fast, and fast again.
+    record = Simulator(duration_s=125.0).run(scenario, start, AutoPolicy(scenario), 10**6)
     assert "none" not in [decision.plan.compression for decision in record.decisions]
 
 
 def test_a_format_that_is_the_only_one_is_used() -> None:
-    assert auto(allowing(SITES, "bf16")).compression == "bf16"
+    assert auto(allowing(TWO, "bf16")).compression == "bf16"
 
 
 def test_only_links_between_regions_are_taken_for_faster() -> None:
@@ -113,7 +116,7 @@ def test_only_links_between_regions_are_taken_for_faster() -> None:
 
 
 def test_the_portfolio_can_change_the_compression_alone() -> None:
-    free = allowing(SITES, "none", "int8")
+    free = allowing(SLOW, "none", "int8")
     portfolio, plan = Portfolio(free, searched), plain_plan()
     portfolio.add(plan)
     assert set(with_compressions(plan, free)) <= set(portfolio.plans())
