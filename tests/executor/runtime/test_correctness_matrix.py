@@ -31,7 +31,7 @@ from traces.common.errors import RunError
 # Its costly fixtures are made once.
 pytestmark = pytest.mark.xdist_group("matrix")
 
-STEPS = 5
+STEPS = 3
 TOLERANCE = 1e-6
 LAYERS = 6
 IN_FLIGHT = 3
