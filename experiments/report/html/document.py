@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, Model, PanTool, Range1d, ResetTool, WheelZoomTool
 from bokeh.plotting import figure
@@ -164,6 +165,11 @@ def document(template: str, program: str | None, known: str, figures: Mapping[st
         figures: The page's figures by name.
         values: Further values for the template.
     """
+    whole = Document()
+    # Else Bokeh looks through all figures anew for each that is added.
+    with whole.models.freeze():
+        for each in figures.values():
+            whole.add_root(each)
     script, divisions = components(dict(figures), theme=THEME)
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
