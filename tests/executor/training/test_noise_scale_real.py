@@ -12,7 +12,7 @@ from executor.training.models.loading import TrainableModel, load_model
 from planner.adapt.gradient_noise import ESTIMATORS
 from tests.helpers.processes.training import GPT
 
-SAMPLES, STEPS = 48, 250
+SAMPLES, STEPS = 48, 125
 BATCHES = (2, 5, 9)
 
 Row = NDArray[np.float64]

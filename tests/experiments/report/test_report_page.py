@@ -265,13 +265,13 @@ def test_the_command_writes_a_page_beside_the_run(run_folder: Path) -> None:
 
 
 def test_the_suffix_says_what_is_written(run_folder: Path, tmp_path: Path) -> None:
-    targets = [tmp_path / f"both{suffix}" for suffix in (".html", ".png", ".svg", ".json")]
-    done = ropebridge("report", run_folder, run_folder, *(word for target in targets for word in ("-o", target)))
+    targets = [tmp_path / f"one{suffix}" for suffix in (".html", ".png", ".svg", ".json")]
+    done = ropebridge("report", run_folder, *(word for target in targets for word in ("-o", target)))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == [str(target) for target in targets]
-    assert struct.unpack(">I", (tmp_path / "both.png").read_bytes()[16:20]) == (1500,)
-    assert "<svg" in (tmp_path / "both.svg").read_text()
-    assert json.loads((tmp_path / "both.json").read_text())["traceEvents"]
+    assert struct.unpack(">I", (tmp_path / "one.png").read_bytes()[16:20]) == (1500,)
+    assert "<svg" in (tmp_path / "one.svg").read_text()
+    assert json.loads((tmp_path / "one.json").read_text())["traceEvents"]
     assert sorted(tmp_path.iterdir()) == sorted(targets)
 
 

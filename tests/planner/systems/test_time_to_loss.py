@@ -137,7 +137,7 @@ def test_steps_over_links_that_vary_are_timed_as_in_the_simulator() -> None:
     assert found.time_s <= 1.05 * other_s * expected.steps.expected
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_second_region_never_lengthens_the_time_to_a_loss(seed: int) -> None:
     without, with_another = scores(Random(seed), 2)

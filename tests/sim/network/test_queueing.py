@@ -107,7 +107,7 @@ def test_a_waiting_line_takes_what_pollaczek_and_khinchine_say(sizes: str) -> No
     # Mean wait = load * mean size * (1 + squared relative deviation of sizes) / 2 (1 - load); with exponential sizes
     # the mean sojourn is that of M/M/1, 1 / (mu - lambda).
     random = np.random.default_rng(2)
-    load, count = 0.5, 120_000
+    load, count = 0.5, 60_000
     arrivals_s, sizes_bytes = poisson_s(random, load, count), SIZES[sizes](random, count)
     squared_deviation = {"exponential": 1.0, "constant": 0.0, "two sizes": 0.1 * 81 + 0.9 / 81 - 1}[sizes]
     expected_s = 1 + load * (1 + squared_deviation) / (2 * (1 - load))
@@ -155,7 +155,7 @@ def test_a_link_that_some_connections_fill_is_a_waiting_line_with_as_many_server
     # Each connection carries at most 1 / k of the link: M/M/k, and Erlang's C gives who waits. Departures in another
     # order leave the number of messages on the link, and so by Little's law the mean sojourn, as they are.
     random = np.random.default_rng(5)
-    load, count = 0.5, 50_000
+    load, count = 0.5, 25_000
     arrivals_s, sizes_bytes = poisson_s(random, load, count), exponential_bytes(random, count)
     sojourn_s = sojourns_s(arrivals_s, sizes_bytes, connections=count, ceiling_bps=RATE_BPS / connections)
     offered = load * connections

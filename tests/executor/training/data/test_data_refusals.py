@@ -128,8 +128,8 @@ DATA = {
 def test_data_that_cannot_be_read(write: Callable[[Path], str], message: str, tmp_path: Path) -> None:
     scenario = write_scenario(tmp_path, write(tmp_path))
     # Neither planning nor a simulation needs the data.
-    assert ropebridge("simulate", scenario, "--steps", 1).returncode == 0
-    done = ropebridge("run", scenario, "--on-this-device", "--steps", 1)
+    assert ropebridge("simulate", scenario, "--strategy=megatron", "--steps", 1).returncode == 0
+    done = ropebridge("run", scenario, "--strategy=megatron", "--on-this-device", "--steps", 1)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = [each for each in done.stderr.splitlines() if each.startswith("ropebridge: ")]
     assert message in line
