@@ -21,6 +21,9 @@ from tests.attacks.forking import MOST_BYTES, MOST_CPU_S, Done, Forker
 from tests.attacks.mutations import TEXTS, replace_file, spoiled_text, spoiled_values
 from tests.attacks.seeds import COMMANDS, Command, seeds_are_valid, write_seeds
 
+# The process that forks, and the files, are made once.
+pytestmark = pytest.mark.xdist_group("attacks")
+
 MOST_LINES = 3
 
 # Files for which there is a schema.

@@ -24,14 +24,19 @@ def await_a_step(folder: Path) -> None:
     wait_until(lambda: any(path.stat().st_size for path in files.rglob("resources-*.jsonl")), "no step is done")
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--backup-every", "5"], marks=pytest.mark.slow)])
-def test_a_run_is_a_launcher_an_agent_and_its_ranks(options: list[str], tmp_path: Path) -> None:
-    with started([*PACED, "--steps", "100000", *options, "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
+def assert_launcher_agent_and_ranks(launcher: int, mark: str) -> None:
+    commands = marked_processes(mark)
+    agents = processes_of("executor.control.node_agent", mark)
+    assert set(commands) == {launcher, *agents, *workers(mark)}, commands
+    assert (len(agents), len(workers(mark)), len(commands)) == (1, 2, 4)
+
+
+@pytest.mark.slow
+def test_a_run_with_backups_has_no_more_processes(tmp_path: Path) -> None:
+    options = ["--steps", "100000", "--backup-every", "5", "-o", str(tmp_path / "run")]
+    with started([*PACED, *options], tmp_path) as (process, mark):
         await_a_step(tmp_path)
-        commands = marked_processes(mark)
-        agents = processes_of("executor.control.node_agent", mark)
-        assert set(commands) == {process.pid, *agents, *workers(mark)}, commands
-        assert (len(agents), len(workers(mark)), len(commands)) == (1, 2, 4)
+        assert_launcher_agent_and_ranks(process.pid, mark)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
 
@@ -90,9 +95,11 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stands_still_ends_the_run_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is a launcher, an agent and its ranks, and nothing else."""
     monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"stopped_s": 2}')
     with started([*PACED, "--steps", "500", "-o", str(tmp_path / "run")], tmp_path) as (process, mark):
         await_a_step(tmp_path)
+        assert_launcher_agent_and_ranks(process.pid, mark)
         os.kill(workers(mark)[1], signal.SIGSTOP)
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

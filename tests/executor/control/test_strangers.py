@@ -26,6 +26,7 @@ def test_a_job_trains_on_among_strangers(tmp_path: Path) -> None:
     with started(["run", "digits", *options], tmp_path) as (process, mark):
         wait_until(lambda: any(path.stat().st_size for path in scratch.rglob("resources-*.jsonl")), "no step is done")
         places = places_listened_at(mark)
+        assert {address for address, _ in places} == {"127.0.0.1"}
         (job,) = scratch.glob("ropebridge-*")
         # The folders of pytest are for this user alone too.
         assert stat.S_IMODE(job.stat().st_mode) == 0o700

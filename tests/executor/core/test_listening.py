@@ -16,8 +16,9 @@ LOOPBACK = {"127.0.0.1"}
 STEPS = ["--steps", "1000000", "--checkpoint-every", "1"]
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine(tmp_path: Path) -> None:
-    """With launcher, agent, and the ranks' connections."""
+    """With launcher, agent, and the ranks' connections; control/test_strangers.py looks at another plan's, quickly."""
     checkpoints = tmp_path / "checkpoints"
     options = ["--strategy", "ddp", "--backup-every", "5", "--checkpoint", str(checkpoints), *STEPS]
     with started(["run", "digits", "--strategy=megatron", *options], tmp_path) as (process, mark):

@@ -1,6 +1,6 @@
 """`make gpu` where there is no GPU: it says so; and everything in it that does not need one works on the CPU."""
 
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from executor.profiling.layer_times import measure_layers
 from executor.training.device import CPU, compute_device
 from executor.training.models.loading import load_with_sizes
+from experiments.benches.execution import gpu_check
 from experiments.benches.execution.equal_training import GROUP, WAYS, Trained, largest_difference, train_in_one_process
 from experiments.benches.execution.gpu_check import FULL, GpuCheck, main, run_gpu_check
 from experiments.benches.execution.gpu_transport import nccl_kind
@@ -31,14 +32,18 @@ CONVOLUTIONAL = tiny(FULL.equal[1], width=8, side=16)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so_in_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "page.md"
-    command = [sys.executable, "-m", "experiments.benches.execution.gpu_check", "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "-o", str(target)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(gpu_check.__file__, run_name="__main__")
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
     assert "this machine has no GPU" in line
-    assert not done.stdout
+    assert not said.out
     assert not target.exists()
 
 

@@ -36,13 +36,9 @@ def test_torch_trains_by_our_orders_as_one_process_does(name: str, tmp_path: Pat
     assert "I" in csv
     (tmp_path / "orders.csv").write_text(csv)
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    arguments = [
-        [sys.executable, str(SCRIPT), str(tmp_path), str(r), str(RANKS), str(MICROBATCHES)] for r in range(RANKS)
-    ]
-    processes = [subprocess.Popen(each, env=environment, stderr=subprocess.PIPE, text=True) for each in arguments]
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+    arguments = [sys.executable, str(SCRIPT), str(tmp_path), str(RANKS), str(MICROBATCHES)]
+    ranks = subprocess.run(arguments, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ranks.returncode == 0, ranks.stderr
 
     script = load_script()
     model = torch.nn.Sequential(*script.layers(RANKS))

@@ -1,5 +1,6 @@
-"""One rank of a pipeline that torch's own runtime works off from a CSV file: run by test_torch_runtime.py."""
+"""Ranks of a pipeline that torch's own runtime works off from a CSV file: run by test_torch_runtime.py."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -22,7 +23,21 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SAMPLES, WIDTH, generator=generator), torch.randn(SAMPLES, WIDTH, generator=generator)
 
 
-def main(folder: Path, rank: int, ranks: int, microbatches: int) -> None:
+def main(folder: Path, ranks: int, microbatches: int) -> None:
+    """Fork the ranks: torch is loaded once for all of them."""
+    processes = []
+    for rank in range(ranks):
+        process = os.fork()
+        if process == 0:
+            run(folder, rank, ranks, microbatches)
+            return
+        processes.append(process)
+    statuses = [os.waitpid(process, 0)[1] for process in processes]
+    if any(statuses):
+        sys.exit("a rank has failed")
+
+
+def run(folder: Path, rank: int, ranks: int, microbatches: int) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks)
     module = layers(ranks)[rank]
     stage = PipelineStage(module, rank, ranks, torch.device("cpu"))
