@@ -5,6 +5,7 @@ import pty
 import re
 import socket
 import subprocess
+import threading
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -35,15 +36,21 @@ def test_bars_are_as_high_as_their_values() -> None:
 
 def test_a_run_is_shown_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, *RUN, "--steps", "4", "--live"], stdout=subprocess.DEVNULL, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):
-        while part := os.read(ours, 1 << 16):
-            shown += part
+    shown: list[bytes] = []
+
+    def look() -> None:
+        with suppress(OSError):
+            while part := os.read(ours, 1 << 16):
+                shown.append(part)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with open(theirs, "w") as terminal:
+        done = ropebridge(*RUN, "--steps", 4, "--live", terminal=terminal)
+    looking.join()
     os.close(ours)
-    assert process.wait(60) == 0
-    assert "step 4 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert done.returncode == 0
+    assert "step 4 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(shown).decode())
 
 
 def test_other_tools_can_watch(tmp_path: Path) -> None:

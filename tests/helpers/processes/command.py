@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from experiments.cli.app import main
 from experiments.runs.console import STOP_SIGNALS
@@ -16,9 +17,14 @@ from experiments.runs.console import STOP_SIGNALS
 COMMAND = [str(Path(sys.executable).with_name("ropebridge"))]
 
 
-def ropebridge(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, in this process: a process for each of hundreds of calls takes minutes."""
-    return _in_this_process([*map(str, arguments)], cwd)
+def ropebridge(
+    *arguments: object, cwd: Path | None = None, terminal: TextIO | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, in this process: a process for each of hundreds of calls takes minutes.
+
+    What it says, as opposed to its results, goes to ``terminal`` if there is one.
+    """
+    return _in_this_process([*map(str, arguments)], cwd, terminal)
 
 
 def ropebridge_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -28,9 +34,11 @@ def ropebridge_process(*arguments: object, cwd: Path | None = None) -> subproces
     )
 
 
-def _in_this_process(arguments: list[str], cwd: Path | None) -> subprocess.CompletedProcess[str]:
+def _in_this_process(
+    arguments: list[str], cwd: Path | None, terminal: TextIO | None
+) -> subprocess.CompletedProcess[str]:
     output, errors = _text(), _text()
-    with _restored(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+    with _restored(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(terminal or errors):
         sys.argv = [COMMAND[0], *arguments]
         if cwd is not None:
             os.chdir(cwd)
