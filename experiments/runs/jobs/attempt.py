@@ -6,7 +6,8 @@ A job has a folder that all hosts share:
   placed elsewhere; the new attempt then waits here, until the old one is ended.
 - ``checkpoints`` are those of the run.
 - ``losses.jsonl`` has the loss of each step, each step once. A step is done again by a later attempt only if it is not
-  in a checkpoint; its line is then replaced.
+  in a checkpoint; its line is then replaced. Of pipelines that do not sum gradients in every step nobody hears the
+  losses before the end of the run, when all lines are written.
 - ``run`` is the run folder at the end, which appears complete. An attempt that finds it has nothing left to do: the
   host of an earlier attempt was lost before it could report the end.
 
@@ -21,7 +22,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from executor.core.subprocesses import die_with_parent
 from executor.deploy.bundle import RunBundle, read_run_bundle
 from experiments.runs.carry_out import carry_out_or_resume, present
 from experiments.runs.console import CommandInterruptedError, raise_when_interrupted, say, tell
+from experiments.runs.folder import read_record
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.progress import run_lines
 from planner.plan.plan import Plan
@@ -101,6 +103,11 @@ class LossFile:
         kept = list(self.read().items())[:steps]
         write_text_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in kept))
 
+    def complete(self, losses: Sequence[float]) -> None:
+        """Write the losses of a whole run, unless all are there."""
+        if len(self.read()) < len(losses):
+            write_text_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in enumerate(losses)))
+
     def add(self, step: int, loss: float) -> None:
         """Append the loss of a step."""
         try:
@@ -147,13 +154,14 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
         shutil.rmtree(job.path, ignore_errors=True)
         job.path.mkdir(0o700)
     with _lock(shared / _LOCK, attachment) as lock:
+        losses = LossFile(shared / _LOSSES)
         if (shared / _RUN).is_dir():
             tell("an earlier attempt has finished this job")
+            losses.complete(read_record(shared / _RUN).losses)
             return
         for part in shared.glob(f".{_RUN}.*.part"):
             shutil.rmtree(part, ignore_errors=True)
         bundle = read_run_bundle(folder / "job")
-        losses = LossFile(shared / _LOSSES)
         if attachment is None:
             first, plan = _resume(bundle, shared, losses)
             losses.keep(first)
@@ -186,6 +194,7 @@ def carry_out_attempt(folder: Path, shared: Path) -> None:
 
         output = shared / _RUN
         record = carry_out_or_resume(bundle.scenario, plan, run.policy, run.steps, output, backend, checkpoints, tell)
+        losses.complete(record.losses)
         say(present(record, as_json=False))
 
 
@@ -199,7 +208,8 @@ def _resume(bundle: RunBundle, shared: Path, losses: LossFile) -> tuple[int, Pla
 
     # Ranks write checkpoints while the launcher may not have heard of their last steps yet; without those checkpoints
     # the steps are done again, so that no loss is missing. The checkpoint after the last step leaves no step to do.
-    most = min(len(losses.read()), bundle.run.steps - 1)
+    # Where nobody hears of losses, ranks keep them beside the checkpoints.
+    most = min(len(losses.read()) or bundle.run.steps, bundle.run.steps - 1)
     checkpoints = CheckpointFolder(folder)
     for step in checkpoints.steps:
         if step > most:

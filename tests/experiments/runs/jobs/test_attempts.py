@@ -19,13 +19,15 @@ from executor.backend import TorchBackend
 from executor.control.attachment import end_orphan, is_orphaned
 from executor.core.subprocesses import python_environment
 from executor.deploy.bundle import HostedRun, RunBundle
+from executor.recovery.checkpoints import CheckpointFolder
+from experiments.benches.cases import workers_plan
 from experiments.benches.faults.moves import policy_file
 from experiments.benches.processes import MARK, marked_processes
 from experiments.runs.folder import read_record
 from experiments.runs.jobs.attempt import MODULE, LossFile, job_of, read_ending
 from experiments.runs.jobs.states import Outcome
 from experiments.runs.scenario import choose_scenario
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import Scenario
 from planner.systems.registry import make_plan, make_policy
 from tests.helpers.processes.process_watch import wait_until
@@ -57,10 +59,13 @@ def moving(tmp_path: Path) -> str:
 
 
 @contextmanager
-def launching(tmp_path: Path, policy: str = "none", **variables: str) -> Iterator[Launch]:
+def launching(
+    tmp_path: Path, policy: str = "none", plan: Plan | None = None, every: int = 100, **variables: str
+) -> Iterator[Launch]:
     """As a host does: launchers of an attempt, which are this process's children, as their agents are without them."""
     mark = uuid.uuid4().hex
-    RunBundle(*training(), HostedRun("real", STEPS, policy, 0, "", 100)).write(tmp_path / "job")
+    scenario, summing = training()
+    RunBundle(scenario, plan or summing, HostedRun("real", STEPS, policy, 0, "", every)).write(tmp_path / "job")
     command = [sys.executable, "-m", MODULE, str(tmp_path), str(tmp_path / "shared"), str(os.getpid())]
     started: list[subprocess.Popen[bytes]] = []
 
@@ -89,6 +94,28 @@ def kill_in_training(launch: Launch, tmp_path: Path) -> None:
     launcher.wait()
     assert losses.last() < STEPS - 1, "the attempt was too short for this test"
     assert is_orphaned(job_of(tmp_path))
+
+
+def test_workers_between_exchanges_go_on_from_their_checkpoint(tmp_path: Path) -> None:
+    """Nobody hears of their losses before the end."""
+    scenario, _ = training()
+    names = [device.name for device in scenario.cluster.devices[:2]]
+    samples = scenario.training.global_batch // 2
+    plan = workers_plan(scenario, names, samples, Synchronisation("diloco", interval_steps=5))
+    shared = tmp_path / "shared"
+    with launching(tmp_path, plan=plan, every=20, ROPEBRIDGE_TIMEOUTS='{"attach_s": 0.1}') as launch:
+        launcher = launch()
+        wait_until(lambda: CheckpointFolder(shared / "checkpoints").steps, "no checkpoint is written", 0.01)
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+        wait_until(lambda: not is_orphaned(job_of(tmp_path)), "the agent does not end")
+        newest = max(CheckpointFolder(shared / "checkpoints").steps)
+        assert newest < STEPS, "the attempt was too short for this test"
+        assert launch().wait(60.0) == 0
+    assert read_ending(tmp_path).outcome is Outcome.FINISHED
+    assert f"resumed from the checkpoint of step {newest}" in (tmp_path / "log.txt").read_text()
+    losses = TorchBackend("real").run(scenario, plan, None, STEPS).losses
+    assert list(LossFile(shared / "losses.jsonl").read().values()) == list(losses)
 
 
 @pytest.mark.slow
