@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
@@ -27,6 +29,9 @@ Data = TypeVar("Data")
 
 # Every dataclass that is read from a file refuses unknown keys and silent conversions.
 STRICT = ConfigDict(extra="forbid", strict=True)
+
+# A number with an exponent that YAML 1.1 takes for text, since it has no point or the exponent no sign.
+_NUMBER = re.compile(r"[-+]?[0-9]{1,20}(\.[0-9]{0,20})?[eE][-+]?[0-9]{1,3}$")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -101,6 +106,8 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
     if details["type"] in _MISSING:
         return InputError(f"the key '{inner[-1]}' is missing", where=where, valid=f"add '{inner[-1]}:' there")
     valid = details["msg"][0].lower() + details["msg"][1:]
+    if details["type"] == "float_type" and isinstance(details["input"], str) and _NUMBER.match(details["input"]):
+        valid = f"write {yaml.safe_dump(float(details['input'])).split()[0]}: YAML takes a number of this form for text"
     if isinstance(details["input"], list) and details["type"] in _KEYED:
         return InputError("a list is not valid", where=where, valid="give keys with values, as 'NAME: ...'")
     text = repr(details["input"])

@@ -54,11 +54,15 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 @file_entry
 class OptimizerEntry:
-    """The update rule: name, learning_rate, momentum and weight_decay (without unit), and the rate's schedule."""
+    """The update rule: name, learning_rate and weight_decay (without unit), and the rate's schedule.
+
+    Attributes:
+        momentum: Share of the previous update that is added to the next, only with the name momentum; 0.9 if absent.
+    """
 
     name: Literal["sgd", "momentum", "adamw"] = "sgd"
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    momentum: Momentum = 0.9
+    momentum: Momentum | None = None
     weight_decay: NotNegative = 0.0
     schedule: ScheduleEntry = field(default_factory=ScheduleEntry)
 
@@ -312,7 +316,11 @@ def read_training(part: Part) -> Training:
         problem = f"{entry.global_batch // entry.microbatch:,} microbatches in a step are too many"
         least = -(-entry.global_batch // _MOST_MICROBATCHES)
         raise InputError(problem, part.where("microbatch"), f"give {least} samples or more, or a smaller global batch")
-    optimizer = Optimizer(**{**asdict(entry.optimizer), "schedule": schedule})
+    rule = {key: each for key, each in asdict(entry.optimizer).items() if each is not None}
+    if "momentum" in rule and entry.optimizer.name != "momentum":
+        problem = f"update rule '{entry.optimizer.name}' takes no momentum"
+        raise InputError(problem, part.where("optimizer", "momentum"), "give 'name: momentum', or leave it out")
+    optimizer = Optimizer(**{**rule, "schedule": schedule})
     data = None if entry.data is None else read_data(part.inner("data"))
     limits = None if entry.batch is None else _batch_limits(entry.batch, entry.global_batch, part)
     if entry.bytes_per_parameter is not None and entry.framework is not None:

@@ -230,7 +230,8 @@ def _with_sizes(
     for index, layer in enumerate(model.layers):
         entering, version = outputs, outputs._version
         with user_code(code, f"layer {index} cannot take the output of the layer before it"), torch.no_grad():
-            outputs = layer(outputs)
+            # While it trains, batch norm takes no single sample.
+            outputs = layer.eval()(outputs)
         if not isinstance(outputs, torch.Tensor) or outputs.ndim == 0 or outputs.shape[0] != 1:
             raise InputError(
                 f"layer {index} returns {_described(outputs)} for one sample",

@@ -51,6 +51,14 @@ def test_a_loss_is_one_number(loss: str, problem: str | None, tmp_path: Path) ->
     assert refused.value.where.partition(":")[0] == str(path)
 
 
+def test_layers_that_take_no_single_sample_while_they_train_are_no_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    layers = "layers = [torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)]"
+    text = MODEL.replace("layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)]", layers)
+    path.write_text(text.format(loss="(outputs - targets).square().mean()"))
+    check_model(training_scenario(ModelCode(path, {}), 1))
+
+
 def wire_and_transfer(compression: str, samples: int, values: int) -> tuple[CompressedWire, Transfer]:
     """Between two regions."""
     cluster = mesh_scenario(2, [1.0], [1.0], regions=["north", "south"]).cluster

@@ -133,6 +133,16 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "  global_batch: 32\n  clip_norm: 0",
         ("36: training.clip_norm", "0 is not valid", "greater than 0"),
     ),
+    "momentum of another rule": (
+        "    name: sgd",
+        "    name: sgd\n    momentum: 0.9",
+        ("training.optimizer.momentum", "update rule 'sgd' takes no momentum", "give 'name: momentum'"),
+    ),
+    "a rate with an exponent that YAML does not know": (
+        "    name: sgd",
+        "    name: sgd\n    learning_rate: 1e-3",
+        ("training.optimizer.learning_rate", "'1e-3' is not valid", "write 0.001: YAML takes"),
+    ),
     "a rate that falls over no steps": (
         "    name: sgd",
         "    schedule: {shape: cosine}",
