@@ -311,6 +311,7 @@ class Session:
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
         config, context, publisher = self._config, self._context, self._publisher
+        waits = plan.synchronisation.method == "allreduce" or plan.synchronisation.has_common_outer_step
 
         def begin(step: StepProgram) -> None:
             if config.run.decoupled:
@@ -335,7 +336,11 @@ class Session:
                 if (norms := context.norms_of(step)) is not None:
                     publisher.note_norms(norms)
                 publisher.finish(step)
-            self._rows.end_step()
+            if context.checkpoints is not None and not waits:
+                # The checkpoint of a pipeline ahead is complete before this rank comes to its step.
+                self._rows.flush()
+            else:
+                self._rows.end_step()
             context.samples.write(step, context.clock.now_s())
 
         def note_loss(step: int, loss: float) -> None:

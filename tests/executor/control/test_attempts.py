@@ -16,7 +16,7 @@ from executor.rank.facts import job_facts
 from experiments.runs.folder import read_record
 from experiments.runs.scenario import choose_scenario
 from planner.adapt.policy import Decision
-from planner.events.event import ABSENT, EventKind, EventWriter, fault_event, in_order
+from planner.events.event import ABSENT, EventKind, EventWriter, fault_event, in_order, read_event_stream
 from planner.plan.plan import Plan
 from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
@@ -91,6 +91,23 @@ def test_a_killed_run_that_goes_on_has_the_record_of_the_whole(backups: list[str
         assert ends_s[each.step - 1] == each.start_s
     assert json.loads(done.stdout)["samples_before"] == 0
     assert ends_s[-1] > time.time() - ended_s - 30
+
+
+@pytest.mark.slow
+def test_pipelines_that_do_not_wait_keep_the_rows_of_every_step(tmp_path: Path) -> None:
+    """The checkpoint of one that is ahead is complete while the others have not come to its step."""
+    checkpoints, steps = tmp_path / "checkpoints", 8
+    options = ["--strategy", "cloudless", "--checkpoint", str(checkpoints), "--checkpoint-every", "10000"]
+    losses = checkpoints / "record" / "0000" / "losses-1.jsonl"
+    with started(["run", "digits", *options, "--steps", "20000"], tmp_path) as (process, _):
+        wait_until(lambda: losses.exists() and len(losses.read_text().splitlines()) > steps, "nothing is trained", 0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    rows = [event for path in losses.parent.glob("events-*.arrows") for event in read_event_stream(path)]
+    devices = {event.device for event in rows}
+    assert len(devices) == 2
+    done = {(event.device, event.step) for event in rows if event.kind == EventKind.COMPUTE}
+    assert done >= {(device, step) for device in devices for step in range(steps)}
 
 
 def test_what_is_torn_or_missing_is_left_out_with_a_word(tmp_path: Path) -> None:
