@@ -50,8 +50,10 @@ class KeptResults:
         if path is not None:
             write_text_atomically(path, json.dumps(document))
 
-    def rows(self, name: str, measure: Callable[[], list[Row]]) -> list[Row]:
-        """Return the kept rows of a case, or else measure and keep them.
+    def rows(
+        self, name: str, measure: Callable[[], list[Row]], is_result: Callable[[Row], bool] = lambda row: True
+    ) -> list[Row]:
+        """Return the kept rows of a case, or else measure them, and keep them if each ``is_result``.
 
         Raises:
             InputError: The case's file is damaged.
@@ -59,8 +61,9 @@ class KeptResults:
         document = self.read(name)
         if document is None:
             document = measure()
-            self.write(name, document)
-        if not isinstance(document, list) or not all(isinstance(row, dict) for row in document):
+            if all(map(is_result, document)):
+                self.write(name, document)
+        if not isinstance(document, list) or not document or not all(isinstance(row, dict) for row in document):
             raise self.damaged(name)
         return document
 

@@ -111,7 +111,8 @@ def bench(
         Path | None,
         typer.Option(
             "--keep",
-            help="adaptation, clusters, diloco, fidelity, regret: folder of the results; what it has is not repeated.",
+            help="adaptation, clusters, diloco, fidelity, regret: folder of the results, for one --seed; what it has "
+            "is not repeated.",
         ),
     ] = None,
     count: Annotated[

@@ -139,13 +139,18 @@ def test_layers_leave_when_their_holder_is_done_and_who_needs_none_goes_on() -> 
 def test_policies_expect_moves_to_take_as_long_as_their_windows_need(
     latency_s: float, rate_bps: float, sizes: list[int], connections: int, has_windows: bool
 ) -> None:
-    """Over an idle path of 1.5 s a layer of 20 MB takes 41 s, not the 3 s of the path's rate and latency."""
+    """Over an idle path of 1.5 s and 400 Mbit/s a layer of 20 MB takes 41 s, not the 2 s of rate and latency."""
     scenario = mesh_scenario(2, [0.1] * 2, [0.2] * 2, link=lambda a, b: (rate_bps, latency_s), regions=["west", "east"])
     if has_windows:
         scenario = replace(scenario, effects=replace(scenario.effects, network=TCP))
     moves = Migration(tuple(LayerTransfer("device-0", "device-1", 0, 1, size) for size in sizes))
-    expected_s = migration_time_s(moves, scenario, connections)
-    assert expected_s == pytest.approx(travel_s(moves, scenario, connections), rel=0.1 if has_windows else EXACT)
+    expected_s, simulated_s = migration_time_s(moves, scenario, connections), travel_s(moves, scenario, connections)
+    if has_windows:
+        # A window grows by what is in flight of one message only: each may need a round trip more.
+        assert expected_s <= 1.15 * simulated_s
+        assert simulated_s <= 1.05 * expected_s + (1 + len(sizes)) * 2 * latency_s
+    else:
+        assert expected_s == pytest.approx(simulated_s, rel=EXACT)
 
 
 def test_before_the_move_the_run_is_the_old_plans_and_after_it_the_new_ones() -> None:

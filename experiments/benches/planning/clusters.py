@@ -104,7 +104,7 @@ def measure_clusters(
             # Nothing is compiled while a search's time is taken.
             process.result(ClusterTask(seeds[0], OURS), 10 * LIMIT_S)
         for number, name in names.items():
-            rows += kept.rows(name, partial(_rows, number, process))
+            rows += kept.rows(name, partial(_rows, number, process), lambda row: not row["lost"])
             tell(", ".join(f"{key} {_cell(value)}" for key, value in rows[-1].items()))
     return BenchResult(rows, list(_checks(rows)))
 
@@ -140,9 +140,13 @@ def _rows(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> list[Row]:
     def ask(task: ClusterTask) -> Answer:
         try:
             return process.result(task, LIMIT_S)
-        except (TimeoutError, ChildProcessError) as error:
+        except TimeoutError as error:
+            return Answer(problem=str(error))
+        except ChildProcessError as error:
+            lost.append(task)
             return Answer(problem=str(error))
 
+    lost: list[ClusterTask] = []
     scenario, own = random_cluster(seed), ClusterTask(seed, OURS)
     others = {name: ask(replace(own, strategy=name)).simulated_s for name in STRATEGIES if name != OURS}
     subsets = {each: ask(replace(own, regions=each)).simulated_s for each in region_subsets(scenario)}
@@ -165,6 +169,7 @@ def _rows(seed: int, process: LimitedProcess[ClusterTask, Answer]) -> list[Row]:
         "renamed": abs(_ratio(ordered["renamed"], ours.simulated_s) - 1),
         "fewer_regions": 1 - min(1.0, _ratio(subsets.get(regions, inf), ours.simulated_s)),
         "best_regions": ", ".join(regions),
+        "lost": len(lost),
         "problem": ours.problem,
     }
     return [row]

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.adapt.copies import layers_of
-from planner.adapt.migration import migration_time_s
+from planner.adapt.migration import least_migration_s
 from planner.adapt.policy import DECISION_LAG_STEPS
 from planner.adapt.worker_moves import devices_of, worker_moves
 from planner.plan.plan import Plan, Synchronisation
@@ -127,8 +127,6 @@ class SlowWorkers:
         """Return the seconds that the return of a worker to ``others`` takes from them, at the rates seen last."""
         held = {device: layers_of(others, device) for device in others.devices}
         moves = worker_moves(held, others, plan, self._scenario)
-        move_s = migration_time_s(moves, self._scenario, plan.connections) * float(
-            self.exchanges.factors(plan).max(initial=1.0)
-        )
+        move_s = least_migration_s(moves, self._scenario) * float(self.exchanges.factors(plan).max(initial=1.0))
         longer_s = max(0.0, self.exchanges.step_s(plan) - self.exchanges.step_s(others))
         return move_s + (DECISION_LAG_STEPS + 2 * measured_steps(plan.synchronisation.interval_steps)) * longer_s

@@ -108,7 +108,7 @@ def test_rows_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_clusters_that_are_kept_are_not_planned_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "OURS", "dapple")
-    row = {"behind": 1.2, "predicted_error": 0.0, "relisted": 0.0, "renamed": 0.0, "fewer_regions": 0.3}
+    row = {"behind": 1.2, "predicted_error": 0.0, "relisted": 0.0, "renamed": 0.0, "fewer_regions": 0.3, "lost": 0}
     for seed in (5, 6):
         KeptResults(tmp_path).write(f"cluster {seed}", [{"seed": seed, **row}])
     found = measure_clusters(False, lambda _: None, 2, 5, tmp_path)

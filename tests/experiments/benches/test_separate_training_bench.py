@@ -65,6 +65,15 @@ def test_rows_are_measured_once(tmp_path: Path) -> None:
     assert kept.rows("lte, 3/4 of it", measured.pop) == [{"gain": 2.5}]
     assert [path.name for path in tmp_path.iterdir()] == ["lte-3-4-of-it.json"]
     assert KeptResults(None).rows("lte, 3/4 of it", measured.pop) == [{"gain": 1.5}]
-    kept.write("damaged", {"gain": 1.5})
-    with pytest.raises(InputError, match=r"damaged.json: no results of a case are in this file"):
-        kept.rows("damaged", measured.pop)
+    lost, found = [{"lost": 1}], [{"lost": 0}]
+    assert [
+        kept.rows("killed", lambda rows=rows: rows, lambda row: not row["lost"]) for rows in (lost, found, lost)
+    ] == [
+        lost,
+        found,
+        found,
+    ]
+    for damaged in ({"gain": 1.5}, []):
+        kept.write("damaged", damaged)
+        with pytest.raises(InputError, match=r"damaged.json: no results of a case are in this file"):
+            kept.rows("damaged", measured.pop)

@@ -117,8 +117,8 @@ def test_a_short_failure_leaves_nobody_out(slow_s: float) -> None:
 
 
 def test_a_worker_is_taken_back_and_stays_if_its_links_have_recovered() -> None:
-    scenario, plan = one_behind(4, [(40.0, 1.0), (1200.0, 1 / 200), (1e5, 1.0)])
-    record = run(scenario, plan, 6000.0)
+    scenario, plan = one_behind(4, [(40.0, 1.0), (2500.0, 1 / 200), (1e5, 1.0)])
+    record = run(scenario, plan, 8000.0)
     assert devices(record) == [4, 3, 4]
 
 
