@@ -4,7 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,8 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
         raise InputError(
             "TensorBoard is not installed", where="--tensorboard", valid="pip install 'ropebridge[live]'"
         ) from None
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    before = set(folder.glob("*"))
     try:
         writer = SummaryWriter(str(folder))
     except OSError as error:
@@ -138,7 +140,10 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
             f"cannot be written: {error.strerror}", where=f"--tensorboard {folder}", valid="choose another folder"
         ) from None
 
+    own = set(folder.glob("*")) - before
+
     def watch(progress: Progress) -> None:
+        own.clear()
         for name, value in _scalars(progress).items():
             writer.add_scalar(f"ropebridge/{name}", value, progress.step)
         if progress.change:
@@ -149,6 +154,12 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
         yield watch
     finally:
         writer.close()
+        # A run that was refused leaves nothing.
+        for path in own:
+            path.unlink(missing_ok=True)
+        for each in missing if own else ():
+            with suppress(OSError):
+                each.rmdir()
 
 
 @contextmanager

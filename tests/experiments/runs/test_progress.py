@@ -73,6 +73,18 @@ def test_other_tools_can_watch(tmp_path: Path) -> None:
     assert [path.stat().st_size > 0 for path in (tmp_path / "board").iterdir()] == [True]
 
 
+def test_a_run_that_is_refused_leaves_no_board(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = tmp_path / "some" / "board"
+    refused = ("run", "two-regions", "--strategy=megatron", "--compute", "paced", "--policy", "none.py", "--steps", 1)
+    assert ropebridge(*refused, "--tensorboard", board).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+    board.mkdir(parents=True)
+    (board / "kept").touch()
+    assert ropebridge(*refused, "--tensorboard", board).returncode == 2
+    assert list(board.iterdir()) == [board / "kept"]
+
+
 def test_an_address_that_is_none_is_refused() -> None:
     pytest.importorskip("prometheus_client")
     done = ropebridge(*RUN, "--prometheus", "nowhere")
