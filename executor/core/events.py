@@ -21,7 +21,7 @@ NOTICEABLE_WAIT_S = 0.0005
 NO_STEP = sys.maxsize
 
 # Number of rows that are written together: those of about a second, which take a few milliseconds to write.
-_ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 1024
 
 
 @dataclass(eq=False)
@@ -107,11 +107,13 @@ class EventRecorder:
     Args:
         file: The rank's event file.
         publisher: Gets a copy of each row; None if the launcher does not follow the run.
+        at_once: Least number of rows that `end_step` writes.
     """
 
-    def __init__(self, file: EventWriter, publisher: StepPublisher | None) -> None:
+    def __init__(self, file: EventWriter, publisher: StepPublisher | None, at_once: int = ROWS_AT_ONCE) -> None:
         self._file = file
         self._publisher = publisher
+        self._at_once = at_once
         self._rows: list[Event] = []
         self._lock = threading.Lock()
 
@@ -123,8 +125,8 @@ class EventRecorder:
             self._publisher.log(event)
 
     def end_step(self) -> None:
-        """Write the collected rows to the file if there are at least `_ROWS_AT_ONCE`."""
-        if len(self._rows) >= _ROWS_AT_ONCE:
+        """Write the collected rows to the file if there are enough."""
+        if len(self._rows) >= self._at_once:
             self.flush()
 
     def flush(self) -> None:

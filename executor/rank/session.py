@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from executor.core.events import EventRecorder, PartnerRows, StepPublisher
+from executor.core.events import ROWS_AT_ONCE, EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
@@ -59,7 +59,11 @@ class Session:
         kept = (lambda: None) if backups is None else (lambda: backups.kept)
         publisher = StepPublisher(self._publish, self._spec.first_step, kept)
         self._publisher = publisher if self._config.run.is_steered else None
-        self._rows = EventRecorder(self._context.file, self._publisher)
+        how = self._spec.plans[0].plan.synchronisation
+        waits = how.method == "allreduce" or how.has_common_outer_step
+        # Otherwise the checkpoint of a pipeline ahead may be complete before this rank comes to its step.
+        at_once = ROWS_AT_ONCE if waits or self._context.checkpoints is None else 1
+        self._rows = EventRecorder(self._context.file, self._publisher, at_once)
         self._staging = Staging(self._context.copies, self._fail)
         self._client.call_at_end(self._abort)
 
@@ -311,7 +315,6 @@ class Session:
 
     def _interpreter(self, transport: Transport, plan: Plan, first: int) -> Interpreter:
         config, context, publisher = self._config, self._context, self._publisher
-        waits = plan.synchronisation.method == "allreduce" or plan.synchronisation.has_common_outer_step
 
         def begin(step: StepProgram) -> None:
             if config.run.decoupled:
@@ -336,11 +339,7 @@ class Session:
                 if (norms := context.norms_of(step)) is not None:
                     publisher.note_norms(norms)
                 publisher.finish(step)
-            if context.checkpoints is not None and not waits:
-                # The checkpoint of a pipeline ahead is complete before this rank comes to its step.
-                self._rows.flush()
-            else:
-                self._rows.end_step()
+            self._rows.end_step()
             context.samples.write(step, context.clock.now_s())
 
         def note_loss(step: int, loss: float) -> None:

@@ -147,29 +147,30 @@ def migration_time_s(migration: Migration, scenario: Scenario, connections: int 
     """
     pairs_s: dict[tuple[str, str], float] = defaultdict(float)
     pairs_bytes: dict[tuple[str, str], int] = defaultdict(int)
-    latency_s = 0.0
     for move in migration.moves:
         pair = move.source, move.target
-        path = nominal_path(scenario, *pair, connections)
-        latency_s = max(latency_s, path.propagation_s(move.size_bytes))
-        pairs_s[pair] += path.transmission_s(move.size_bytes)
+        pairs_s[pair] += nominal_path(scenario, *pair, connections).transmission_s(move.size_bytes)
         pairs_bytes[pair] += move.size_bytes
     opened_s = (pairs_s[pair] + opening_s(scenario, *pair, pairs_bytes[pair], connections) for pair in pairs_s)
-    return max(least_migration_s(migration, scenario), latency_s + max(opened_s, default=0.0))
+    return max(least_migration_s(migration, scenario), _latency_s(migration, scenario) + max(opened_s, default=0.0))
 
 
 def least_migration_s(migration: Migration, scenario: Scenario) -> float:
     """Return a lower bound on the time of a migration, seconds: that of its busiest link plus the longest latency."""
     bits: dict[str, float] = defaultdict(float)
     capacity_bps = {}
-    latency_s = 0.0
     for move in migration.moves:
-        path = nominal_path(scenario, move.source, move.target)
-        latency_s = max(latency_s, path.propagation_s(move.size_bytes))
         for link in scenario.cluster.path(move.source, move.target):
             bits[link.name] += 8 * move.size_bytes
             capacity_bps[link.name] = payload_bps(scenario.effects.network, link.bandwidth_bps)
-    return latency_s + max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
+    busiest_s = max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
+    return _latency_s(migration, scenario) + busiest_s
+
+
+def _latency_s(migration: Migration, scenario: Scenario) -> float:
+    """Return the longest latency of a move, the jitter of its packets included, seconds."""
+    paths = ((nominal_path(scenario, move.source, move.target), move.size_bytes) for move in migration.moves)
+    return max((path.propagation_s(size_bytes) for path, size_bytes in paths), default=0.0)
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:

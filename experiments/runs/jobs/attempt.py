@@ -22,7 +22,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,13 +100,15 @@ class LossFile:
 
     def keep(self, steps: int) -> None:
         """Remove the lines of all but the first ``steps`` steps."""
-        kept = list(self.read().items())[:steps]
-        write_text_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in kept))
+        self._write(list(self.read().items())[:steps])
 
     def complete(self, losses: Sequence[float]) -> None:
         """Write the losses of a whole run, unless all are there."""
         if len(self.read()) < len(losses):
-            write_text_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in enumerate(losses)))
+            self._write(enumerate(losses))
+
+    def _write(self, lines: Iterable[tuple[int, float]]) -> None:
+        write_text_atomically(self._path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
     def add(self, step: int, loss: float) -> None:
         """Append the loss of a step."""
