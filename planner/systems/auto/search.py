@@ -80,6 +80,9 @@ _OVERLAP = 2.0
 # searched, as a multiple of the lowest one.
 _MOST_NEAR, _NEAR = 60, 1.15
 
+# Number of the best results, apart from their orders of actions, that are tried with more microbatches in flight.
+_DEEPENED = 2
+
 # On shared links, the evaluator knows the dynamic order only as it is on idle links: a plan with this order is taken
 # for slower than evaluated by this factor.
 _DYNAMIC = 1.05
@@ -153,9 +156,12 @@ def search_near(
     if not able:
         devices = [device for device in listed.cluster.devices if device.name not in without]
         raise no_split_fits(listed, _NAME, devices)
-    best = min(able, key=final_score)
+    able.sort(key=final_score)
+    best = able[0]
     if effort is _SMALL or effort.judged:
-        best = min((best, *filter(may_run, _deeper(best, scenario))), key=final_score)
+        leading = [*dict.fromkeys(_in_quick_order(plan) for plan in able)][:_DEEPENED]
+        deeper = (each for plan in leading for each in _deeper(plan, scenario))
+        best = min((best, *filter(may_run, deeper)), key=final_score)
         sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
         best = min((best, *sums), key=final_score)
     if len(scenario.training.compressions) > 1:
@@ -207,11 +213,6 @@ def _improved(
     ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float], effort: _Effort
 ) -> list[Plan]:
     """Return the best results of the local search from ``ranked``; both are in ascending order of their scores."""
-    schedule, order = QUICK_ORDER
-
-    def quick(plan: Plan) -> Plan:
-        # Other orders take longer to find than a step to evaluate.
-        return replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
         found = [improve(plan, scenario, score, evaluations) for plan in starts]
@@ -221,17 +222,23 @@ def _improved(
         # Seeds may differ from candidates, and from each other, in their order only.
         distinct: dict[Plan, None] = {}
         for plan in ranked:
-            distinct.setdefault(quick(plan))
+            distinct.setdefault(_in_quick_order(plan))
             if len(distinct) == effort.starts:
                 break
         return best([*distinct], effort.evaluations, effort.finished)
     firsts = {_device_sets(plan): plan for plan in reversed(ranked)}
-    starts = [quick(plan) for plan in ranked if firsts[_device_sets(plan)] is plan][: _SMALL.starts]
+    starts = [_in_quick_order(plan) for plan in ranked if firsts[_device_sets(plan)] is plan][: _SMALL.starts]
     first = best(starts, _FIRST_EVALUATIONS, len(starts))
     # `_ordered` shortens data-parallel plans more than others, by overlapping gradient sums with backward: keep one.
     rest = first[_SMALL.finished :]
     data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
     return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
+
+
+def _in_quick_order(plan: Plan) -> Plan:
+    """Return the plan in the order that is found at once, while others take longer to find than a step to evaluate."""
+    schedule, order = QUICK_ORDER
+    return replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan
 
 
 def _has_stages(plan: Plan) -> bool:

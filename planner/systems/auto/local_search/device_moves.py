@@ -24,12 +24,27 @@ def device_moves(plan: Plan) -> Iterator[Plan]:
         return
     for number, pipeline in enumerate(plan.pipelines):
         for changed in (
+            *_with_turned_stages(pipeline),
             *_with_swapped_stages(pipeline),
             *_with_swapped_replicas(pipeline),
             *_with_moved_sample(pipeline),
         ):
             yield replace(plan, pipelines=(*plan.pipelines[:number], changed, *plan.pipelines[number + 1 :]))
     yield from _with_moved_devices(plan)
+
+
+def _with_turned_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """Yield pipelines whose replicas go from one end to the other, or stand in reverse order.
+
+    Stages between the ends keep their neighbours, which swaps of two stages would part.
+    """
+    stages = pipeline.stages
+    if len(stages) < 3:
+        return
+    for order in (range(1, len(stages) + 1), range(-1, len(stages) - 1), range(len(stages) - 1, -1, -1)):
+        replicas = (stages[at % len(stages)].replicas for at in order)
+        turned = (replace(stage, replicas=own) for stage, own in zip(stages, replicas, strict=True))
+        yield replace(pipeline, stages=tuple(turned))
 
 
 def _with_swapped_stages(pipeline: Pipeline) -> Iterator[Pipeline]:
