@@ -13,7 +13,7 @@ from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.shared_links import shared_step_time_s, steady_step_time_s
+from planner.step.shared_links.step_time import shared_step_time_s, steady_step_time_s
 from planner.systems.auto.link_loads import link_loads_s, pipelines_s, summed_bytes, transferred_bytes
 from traces.common.errors import InputError
 

@@ -23,7 +23,7 @@ from planner.schedules.kernel.problem import BACKWARD
 from planner.step.compile import compile_step, planned_compute_s
 from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
-from planner.step.shared_links import shared_step_time_s
+from planner.step.shared_links.step_time import shared_step_time_s
 from planner.systems.asteroid.policy import in_proportion, replay
 from planner.systems.auto.candidates.build import plan_of as build_plan
 from planner.systems.auto.candidates.device_classes import DeviceClass, StageOption, device_classes_of

@@ -13,7 +13,7 @@ from planner.plan.plan import Plan
 from planner.scenario.effects import NetworkEffects, TransportEffects
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.shared_links import shared_step_time_s
+from planner.step.shared_links.step_time import shared_step_time_s
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, makespan_s
 from tests.helpers.scenarios.effect_runs import BY_EVENTS, EXACT, computed, run, sends, with_network
 from tests.helpers.strategies.run_strategies import chains, in_order, on_shared_links, replicated

@@ -112,7 +112,8 @@ def test_workers_between_exchanges_go_on_from_their_checkpoint(tmp_path: Path) -
         wait_until(lambda: not is_orphaned(job_of(tmp_path)), "the agent does not end")
         # Ranks may have been ended while they wrote a newer one.
         newest = checkpoints.newest_step()
-        assert newest is not None and newest < STEPS, "the attempt was too short for this test"
+        assert newest is not None, "no checkpoint is complete"
+        assert newest < STEPS, "the attempt was too short for this test"
         assert launch().wait(60.0) == 0
     assert read_ending(tmp_path).outcome is Outcome.FINISHED
     assert f"resumed from the checkpoint of step {newest}" in (tmp_path / "log.txt").read_text()

@@ -10,7 +10,7 @@ from planner.check import check_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.shared_links import steady_step_time_s
+from planner.step.shared_links.step_time import steady_step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import auto, plan_for
 from planner.systems.registry import STRATEGIES

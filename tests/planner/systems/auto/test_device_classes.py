@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.scenario.scenario import Scenario
-from planner.step.shared_links import steady_step_time_s
+from planner.step.shared_links.step_time import steady_step_time_s
 from planner.systems.auto.candidates.build import plan_of
 from planner.systems.auto.candidates.device_classes import device_classes_of, stage_options
 from planner.systems.auto.candidates.mixed import _divided, find_mixes

@@ -85,10 +85,10 @@ class State(NamedTuple):
         turn: With queues, the order in which the bits under way have started, [lines].
         open_bits: With queues, bits that the window lets through, [lines].
         open_s: With queues, the time for which ``open_bits`` is known, [lines].
-        growing: Working memory of `planner.step.flows`: lines whose rate is not known yet, [lines].
-        left_bps: Working memory of `planner.step.flows`: rate that links have left, [links].
-        users: Working memory of `planner.step.flows`: connections without a rate on each link, [links].
-        full: Working memory of `planner.step.flows`: whether links have nothing left, [links].
+        growing: Working memory of `planner.step.shared_links.flows`: lines whose rate is not known yet, [lines].
+        left_bps: Working memory of `planner.step.shared_links.flows`: rate that links have left, [links].
+        users: Working memory of `planner.step.shared_links.flows`: connections without a rate on each link, [links].
+        full: Working memory of `planner.step.shared_links.flows`: whether links have nothing left, [links].
     """
 
     clock_s: Floats

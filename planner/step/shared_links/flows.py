@@ -9,13 +9,21 @@ import numpy as np
 from numba import njit
 
 from planner.schedules.kernel.timing import transmit_fifo
-from planner.step.flow_state import Flows, Network, State, new_state
 from planner.step.graph import Floats, Ints, StepGraph
+from planner.step.shared_links.choices import (
+    Choices,
+    Progress,
+    begin_choices,
+    choose,
+    new_progress,
+    record_choice,
+)
+from planner.step.shared_links.flow_state import Flows, Network, State, new_state
 
 
 @njit(cache=True)
 def carry_out(
-    graph: StepGraph, network: Network, duration_s: Floats, flows: Flows
+    graph: StepGraph, network: Network, duration_s: Floats, flows: Flows, choices: Choices
 ) -> tuple[float, Floats]:  # pragma: no cover
     """Return the makespan of a step in seconds, infinite if actions wait for ever, and the end of each action.
 
@@ -24,17 +32,25 @@ def carry_out(
         network: Lines and the links that they share.
         duration_s: Duration of each action, seconds, [actions].
         flows: Sizes and times of the messages.
+        choices: Actions that actors choose from, instead of running them in the graph's order.
     """
-    state, actors = new_state(graph, network), len(graph.first_action) - 1
+    state, actors, progress = new_state(graph, network), len(graph.first_action) - 1, new_progress(choices)
     sharing: Ints = np.flatnonzero(~network.alone).astype(np.int64)
     stack, height, now_s, turns = np.empty(actors + len(graph.receiver) + 1, np.int64), actors, 0.0, 0
     stack[:actors] = np.arange(actors - 1, -1, -1)
     while True:
         while height:
-            height = _advance(graph, network, duration_s, flows, state, stack, height - 1, now_s)
-        next_s = np.inf
+            height = _advance(graph, network, duration_s, flows, choices, progress, state, stack, height - 1, now_s)
+        next_s, choose_s, chooser = np.inf, np.inf, -1
         for line in sharing:
             next_s = min(next_s, state.event_s[line])
+        for actor in choices.actors:
+            if progress.choose_s[actor] < choose_s:
+                choose_s, chooser = progress.choose_s[actor], actor
+        if choose_s < next_s:
+            # After everything else of this time, which may make further actions ready.
+            height = _choose(graph, network, duration_s, flows, choices, progress, state, stack, chooser, choose_s)
+            continue
         if next_s == np.inf:
             break
         elapsed_s, now_s = next_s - now_s, next_s
@@ -48,7 +64,7 @@ def carry_out(
                 if state.rest_bits[line] > 0:
                     turns = _start(network, state, line, state.rest_bits[line], turns)
                     continue
-                height = _depart(flows, state, line, now_s, stack, height)
+                height = _depart(graph, flows, choices, progress, state, line, now_s, stack, height)
             head = state.head[line]
             if head < 0:
                 continue
@@ -102,6 +118,8 @@ def _advance(
     network: Network,
     duration_s: Floats,
     flows: Flows,
+    choices: Choices,
+    progress: Progress,
     state: State,
     stack: Ints,
     height: int,
@@ -111,6 +129,9 @@ def _advance(
     actor = stack[height]
     action, clock_s = state.position[actor], state.clock_s[actor]
     while action < graph.first_action[actor + 1] and not state.sending[actor]:
+        if choices.chosen[action]:
+            begin_choices(choices, progress, actor, clock_s)
+            break
         ready_s, copied_s, missing = clock_s, state.copied_in_s[actor], -1
         for place in range(graph.first_received[action], graph.first_received[action + 1]):
             message = graph.received[place]
@@ -127,50 +148,146 @@ def _advance(
             break
         state.copied_in_s[actor] = copied_s
         end_s = ready_s + duration_s[action]
-        clock_s = state.ended_s[action] = end_s
-        for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
-            state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
-            sent_s = state.copied_out_s[actor]
-            state.sent_s[message] = sent_s
-            line = network.line[graph.channel[message]]
-            if network.alone[line]:
-                departed_s, arrival_s = transmit_fifo(
-                    line, sent_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
-                )
-                state.arrival_s[message] = arrival_s
-                if flows.blocking[message]:
-                    clock_s = max(clock_s, departed_s)
-                if state.waiting[message] >= 0:
-                    stack[height] = state.waiting[message]
-                    state.waiting[message] = -1
-                    height += 1
-                continue
-            if state.head[line] < 0:
-                state.head[line] = message
-                state.event_s[line] = max(sent_s, now_s)
-            else:
-                state.following[state.tail[line]] = message
-            state.tail[line] = message
-            if flows.blocking[message]:
-                state.sending[actor] += 1
+        state.ended_s[action] = end_s
+        clock_s, height = _send(
+            graph, network, flows, choices, progress, state, stack, height, action, actor, end_s, now_s
+        )
         action += 1
     state.position[actor], state.clock_s[actor] = action, clock_s
     return height
 
 
 @njit(cache=True)
-def _depart(flows: Flows, state: State, line: int, now_s: float, stack: Ints, height: int) -> int:  # pragma: no cover
+def _choose(
+    graph: StepGraph,
+    network: Network,
+    duration_s: Floats,
+    flows: Flows,
+    choices: Choices,
+    progress: Progress,
+    state: State,
+    stack: Ints,
+    actor: int,
+    now_s: float,
+) -> int:  # pragma: no cover
+    """Let an actor begin one of the actions that it chooses from; return the height of the stack."""
+    position = state.position[actor]
+    action = choose(
+        choices,
+        progress,
+        graph.first_received,
+        graph.received,
+        state.arrival_s,
+        actor,
+        choices.step[position],
+        now_s,
+    )
+    if action < 0:
+        return 0
+    record_choice(choices, progress, actor, action)
+    end_s = state.ended_s[action] = now_s + duration_s[action]
+    state.position[actor], state.clock_s[actor], progress.choose_s[actor] = position + 1, end_s, end_s
+    _, height = _send(graph, network, flows, choices, progress, state, stack, 0, action, actor, end_s, now_s)
+    if not progress.left[actor]:
+        progress.choose_s[actor] = np.inf
+        stack[height] = actor
+        height += 1
+    return height
+
+
+@njit(cache=True)
+def _send(
+    graph: StepGraph,
+    network: Network,
+    flows: Flows,
+    choices: Choices,
+    progress: Progress,
+    state: State,
+    stack: Ints,
+    height: int,
+    action: int,
+    actor: int,
+    end_s: float,
+    now_s: float,
+) -> tuple[float, int]:  # pragma: no cover
+    """Send the messages of an action that ends at ``end_s``.
+
+    Returns:
+        When the actor can go on, unless its messages wait for others, and the height of the stack.
+    """
+    clock_s, blocks = end_s, not choices.chosen[action]
+    for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
+        state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
+        sent_s = state.copied_out_s[actor]
+        state.sent_s[message] = sent_s
+        line = network.line[graph.channel[message]]
+        if network.alone[line]:
+            departed_s, arrival_s = transmit_fifo(
+                line, sent_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
+            )
+            state.arrival_s[message] = arrival_s
+            if blocks and flows.blocking[message]:
+                clock_s = max(clock_s, departed_s)
+            height = _arrive(graph, flows, choices, progress, state, stack, height, message)
+            continue
+        if state.head[line] < 0:
+            state.head[line] = message
+            state.event_s[line] = max(sent_s, now_s)
+        else:
+            state.following[state.tail[line]] = message
+        state.tail[line] = message
+        if blocks and flows.blocking[message]:
+            state.sending[actor] += 1
+    return clock_s, height
+
+
+@njit(cache=True)
+def _arrive(
+    graph: StepGraph,
+    flows: Flows,
+    choices: Choices,
+    progress: Progress,
+    state: State,
+    stack: Ints,
+    height: int,
+    message: int,
+) -> int:  # pragma: no cover
+    """Let the receiver of a message, whose arrival is known, go on; return the height of the stack."""
+    if choices.awaited[message]:
+        actor = graph.receiver[message]
+        if flows.copy_in_s[message] > 0:
+            copied_s = max(state.arrival_s[message], state.copied_in_s[actor]) + flows.copy_in_s[message]
+            state.arrival_s[message] = state.copied_in_s[actor] = copied_s
+        if progress.left[actor]:
+            at_s = max(state.arrival_s[message], state.clock_s[actor])
+            progress.choose_s[actor] = min(progress.choose_s[actor], at_s)
+    elif state.waiting[message] >= 0:
+        stack[height] = state.waiting[message]
+        state.waiting[message] = -1
+        height += 1
+    return height
+
+
+@njit(cache=True)
+def _depart(
+    graph: StepGraph,
+    flows: Flows,
+    choices: Choices,
+    progress: Progress,
+    state: State,
+    line: int,
+    now_s: float,
+    stack: Ints,
+    height: int,
+) -> int:  # pragma: no cover
     """End the first message of a line; return the height of the stack with the actors that go on."""
     message = state.head[line]
     state.head[line], state.event_s[line] = state.following[message], np.inf
     state.active[line], state.admitted[line] = False, False
     state.arrived_s[line] = max(state.arrived_s[line], now_s + flows.latency_s[message])
     state.arrival_s[message] = state.arrived_s[line]
-    if state.waiting[message] >= 0:
-        stack[height] = state.waiting[message]
-        state.waiting[message] = -1
-        height += 1
-    if flows.blocking[message]:
+    height = _arrive(graph, flows, choices, progress, state, stack, height, message)
+    if state.sending[flows.sender[message]] and flows.blocking[message]:
         sender = flows.sender[message]
         state.clock_s[sender] = max(state.clock_s[sender], now_s)
         state.sending[sender] -= 1

@@ -2,8 +2,7 @@
 
 Without the effects of TCP, times equal those of the simulator (tests/planner/step/test_shared_links.py). With
 `NetworkEffects.cold_start`, windows are taken to be as large as they get, and to open at a constant rate; the
-simulator's windows grow in the first steps, and wait for each acknowledgement. Actions run in the order of the compiled
-step; for the dynamic order, this is the order on idle links.
+simulator's windows grow in the first steps, and wait for each acknowledgement.
 """
 
 import math
@@ -18,9 +17,10 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.compile import CompiledStep, compile_step
 from planner.step.evaluate import blocking_messages, makespan_s, message_times, nominal_paths
-from planner.step.flow_state import Flows, Network
-from planner.step.flows import carry_out
 from planner.step.graph import Floats, repeated
+from planner.step.shared_links.choices import choices_of
+from planner.step.shared_links.flow_state import Flows, Network
+from planner.step.shared_links.flows import carry_out
 
 
 def shared_step_time_s(plan: Plan, scenario: Scenario) -> float:
@@ -71,7 +71,8 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
             flows.copy_out_s[message],
             flows.copy_in_s[message],
         )
-        makespan, ended_s = carry_out(graph, network, step.actions.duration_s[action], of_steps)
+        choices = choices_of(step, plan, scenario, action, message, number)
+        makespan, ended_s = carry_out(graph, network, step.actions.duration_s[action], of_steps, choices)
         if makespan < np.inf:
             return [float(ended_s[number == each].max()) for each in range(count)] if count > 1 else [float(makespan)]
     # No links are shared, or the order deadlocks, which the error says.

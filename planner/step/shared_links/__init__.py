@@ -1,0 +1,1 @@
+"""Steps whose messages share links, in compiled code."""
