@@ -210,7 +210,7 @@ def new_progress(choices: Choices) -> Progress:  # pragma: no cover
     )
 
 
-@njit(cache=True)
+@inner
 def begin_choices(choices: Choices, progress: Progress, actor: int, now_s: float) -> None:  # pragma: no cover
     """Let an actor choose among the actions of its next step from ``now_s`` on."""
     for slot in range(choices.first_slot[actor], choices.first_slot[actor + 1]):
@@ -222,7 +222,7 @@ def begin_choices(choices: Choices, progress: Progress, actor: int, now_s: float
     progress.choose_s[actor] = now_s
 
 
-@njit(cache=True)
+@inner
 def choose(
     choices: Choices,
     progress: Progress,
@@ -284,7 +284,7 @@ def choose(
     return _NONE
 
 
-@njit(cache=True)
+@inner
 def record_choice(choices: Choices, progress: Progress, actor: int, action: int) -> None:  # pragma: no cover
     """Record that an actor begins an action; it chooses again when the action ends."""
     progress.begun[action] = True

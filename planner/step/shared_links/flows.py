@@ -8,6 +8,7 @@ bytes first come, first served, and a message waits until its connection's windo
 import numpy as np
 from numba import njit
 
+from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.shared_links.choices import (
@@ -84,7 +85,7 @@ def carry_out(
     return (state.clock_s.max() if actors else 0.0), state.ended_s
 
 
-@njit(cache=True)
+@inner
 def _start(network: Network, state: State, line: int, bits: float, turns: int) -> int:  # pragma: no cover
     """Send a message's next bits, at most a window; return the number of turns so far."""
     state.active[line] = True
@@ -94,7 +95,7 @@ def _start(network: Network, state: State, line: int, bits: float, turns: int) -
     return turns + 1
 
 
-@njit(cache=True)
+@inner
 def _waiting_s(network: Network, flows: Flows, state: State, line: int, now_s: float) -> float:  # pragma: no cover
     """Return the delay that the window adds to the first message of a line, seconds.
 
@@ -112,7 +113,7 @@ def _waiting_s(network: Network, flows: Flows, state: State, line: int, now_s: f
     return float(waiting_s)
 
 
-@njit(cache=True)
+@inner
 def _advance(
     graph: StepGraph,
     network: Network,
@@ -157,7 +158,7 @@ def _advance(
     return height
 
 
-@njit(cache=True)
+@inner
 def _choose(
     graph: StepGraph,
     network: Network,
@@ -195,7 +196,7 @@ def _choose(
     return height
 
 
-@njit(cache=True)
+@inner
 def _send(
     graph: StepGraph,
     network: Network,
@@ -241,7 +242,7 @@ def _send(
     return clock_s, height
 
 
-@njit(cache=True)
+@inner
 def _arrive(
     graph: StepGraph,
     flows: Flows,
@@ -268,7 +269,7 @@ def _arrive(
     return height
 
 
-@njit(cache=True)
+@inner
 def _depart(
     graph: StepGraph,
     flows: Flows,
@@ -297,7 +298,7 @@ def _depart(
     return height
 
 
-@njit(cache=True)
+@inner
 def _go_on(state: State, line: int, rate_bps: float, now_s: float) -> None:  # pragma: no cover
     """Set the rate of the bits of a line that are under way, and the time when the last of them departs."""
     state.rate_bps[line] = rate_bps
@@ -307,11 +308,12 @@ def _go_on(state: State, line: int, rate_bps: float, now_s: float) -> None:  # p
         state.event_s[line] = now_s + state.left_bits[line] / rate_bps if rate_bps > 0 else np.inf
 
 
-@njit(cache=True)
+@inner
 def _serve(network: Network, flows: Flows, state: State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
     """Give all bits under way, in the order of their starts, the rate that earlier ones leave on their links."""
     count, ordered, left_bps = 0, state.growing, state.left_bps
-    left_bps[:] = network.capacity_bps
+    for link in range(len(left_bps)):
+        left_bps[link] = network.capacity_bps[link]
     for line in sharing:
         if state.active[line]:
             place = count
@@ -330,12 +332,13 @@ def _serve(network: Network, flows: Flows, state: State, sharing: Ints, now_s: f
         _go_on(state, line, rate_bps, now_s)
 
 
-@njit(cache=True)
+@inner
 def _share(network: Network, flows: Flows, state: State, sharing: Ints, now_s: float) -> None:  # pragma: no cover
     """Give all bits under way their max-min fair rates."""
     links, count, level_bps = len(network.capacity_bps), 0, 0.0
     growing, left_bps, users, full = state.growing, state.left_bps, state.users, state.full
-    left_bps[:] = network.capacity_bps
+    for link in range(len(left_bps)):
+        left_bps[link] = network.capacity_bps[link]
     for line in sharing:
         if state.active[line]:
             growing[count] = line

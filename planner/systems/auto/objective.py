@@ -29,9 +29,6 @@ MOST_SHARED = 96
 # Most devices of a plan of which the detailed model evaluates every message; a ring over n devices has 2 n (n - 1).
 MOST_DETAILED = 512
 
-# Difference of two step times by rounding, as a share.
-_ROUNDING = 1e-9
-
 # Function from a plan to the time of one step, seconds.
 CostModel = Callable[[Plan], float]
 
@@ -110,13 +107,6 @@ def contended_step_time_s(plan: Plan, scenario: Scenario) -> float:
         return approximate_step_time_s(plan, scenario)
     loads_s = link_loads_s(transferred_bytes(plan, scenario), scenario)
     return max([step_time_s(plan, scenario), *loads_s.values()])
-
-
-def is_slowed_by_sharing(plan: Plan, scenario: Scenario) -> bool:
-    """Return whether a step takes longer because messages share links, by the detailed model."""
-    is_detailed = len(plan.devices) <= MOST_SHARED
-    step_s = shared_step_time_s(plan, scenario) if is_detailed else contended_step_time_s(plan, scenario)
-    return step_s > step_time_s(plan, scenario) * (1 + _ROUNDING)
 
 
 def _gradient_sums_s(plan: Plan, scenario: Scenario) -> float:

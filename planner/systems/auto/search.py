@@ -30,7 +30,6 @@ from planner.systems.auto.objective import (
     Objective,
     approximate_step_time_s,
     contended_step_time_s,
-    is_slowed_by_sharing,
 )
 from traces.common.errors import InputError
 
@@ -83,10 +82,6 @@ _MOST_NEAR, _NEAR = 60, 1.15
 # Number of the best results, apart from their orders of actions, that are tried with more microbatches in flight.
 _DEEPENED = 2
 
-# On shared links, the evaluator knows the dynamic order only as it is on idle links: a plan with this order is taken
-# for slower than evaluated by this factor.
-_DYNAMIC = 1.05
-
 
 def search(
     scenario: Scenario,
@@ -134,10 +129,7 @@ def search_near(
 
     @cache
     def final_score(plan: Plan) -> float:
-        step_s = exact(plan)
-        if cost_model is None and plan.order == "dynamic" and is_slowed_by_sharing(plan, scenario):
-            step_s *= _DYNAMIC
-        return objective.score(plan, step_s, scenario)
+        return objective.score(plan, exact(plan), scenario)
 
     offered = (each for plan in seeds for each in with_compressions(plan, scenario))
     given = [plan for plan in offered if may_run(plan) and is_possible(plan, scenario)]

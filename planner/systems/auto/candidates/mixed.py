@@ -5,7 +5,7 @@ Each template of a mix takes a part of the batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import inf
 
 from planner.cost.network import nominal_path
@@ -22,9 +22,9 @@ from planner.systems.auto.candidates.templates import (
 from planner.systems.auto.candidates.uniform import KEPT, MOST_IMPROVED, SLACK, find_templates
 
 # A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
-# all partitions are tried. For more classes, these are tried: one part, one for each class, and one for each of the
-# fastest classes. In any case one part and one for each region are tried for all regions and, if there are up to
-# `MOST_LEFT_OUT`, for each alone and for all but one.
+# all partitions are tried. For more classes, these are tried: one part, one for each class, one for each of the fastest
+# classes, and a single part of the classes of a kind or of the fastest kinds. In any case one part and one for each
+# region are tried for all regions and, if there are up to `MOST_LEFT_OUT`, for each alone and for all but one.
 MOST_PARTED, MOST_LEFT_OUT = 4, 6
 
 # Most of the fastest classes that are tried as parts without the other classes.
@@ -114,6 +114,13 @@ def _partitions_by_class(
     fastest = sorted(device_classes, key=_speed_of(scenario), reverse=True)
     for count in range(2, min(MOST_FASTEST, len(device_classes) - 1) + 1):
         yield [[each] for each in fastest[:count]]
+    # Classes of a kind differ in memory, network interface or region only.
+    kinds = dict.fromkeys(each.kind for each in fastest)
+    of_kind = [[each for each in device_classes if each.kind == kind] for kind in kinds]
+    of_kind.sort(key=lambda classes: sum(map(_speed_of(scenario), classes)), reverse=True)
+    for count, classes in enumerate(of_kind[:MOST_FASTEST], 1):
+        yield [classes]
+        yield [list(chain.from_iterable(of_kind[:count]))]
 
 
 def _partitions_by_region(device_classes: Sequence[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
