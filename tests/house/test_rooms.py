@@ -24,6 +24,7 @@ ROOMS = [
     "planner/schedules",
     "planner/cost",
     "planner/step",
+    "planner/step/shared_links",
     "planner/check",
     "planner/events",
     "planner/adapt",
