@@ -22,16 +22,16 @@ from planner.systems.auto.candidates.templates import (
 from planner.systems.auto.candidates.uniform import KEPT, MOST_IMPROVED, SLACK, find_templates
 
 # A partition divides the device classes into parts, each of which gets a template. For up to this number of classes,
-# all partitions are tried. For more classes, these are tried: one part, one for each class, one for each of the fastest
-# classes, and a single part of the classes of a kind or of the fastest kinds. In any case one part and one for each
-# region are tried for all regions and, if there are up to `MOST_LEFT_OUT`, for each alone and for all but one.
+# all partitions are tried. For more classes, these are tried: one part, one for each class, and one for each of the
+# fastest classes. In any case one part and one for each region are tried for all regions and, if there are up to
+# `MOST_LEFT_OUT`, for each alone and for all but one.
 MOST_PARTED, MOST_LEFT_OUT = 4, 6
 
 # Most of the fastest classes that are tried as parts without the other classes.
 MOST_FASTEST = 6
 
-# Most devices of a cluster in which parts of classes in single hosts are tried too.
-MOST_OF_HOSTS = 64
+# Most devices of a cluster in which parts of classes in single hosts, and of the classes of a kind, are tried too.
+MOST_OF_HOSTS = MOST_OF_KINDS = 64
 
 # Most parts for which all combinations of templates are tried.
 MOST_COMBINED = 3
@@ -95,8 +95,12 @@ def find_mixes(device_classes: Sequence[DeviceClass], scenario: Scenario) -> lis
 def _partitions(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
     """Yield the partitions that are tried, each once."""
     seen: set[frozenset[frozenset[DeviceClass]]] = set()
-    by_host = _partitions_by_host(device_classes, scenario)
-    for parts in (*_partitions_by_class(device_classes, scenario), *_partitions_by_region(device_classes), *by_host):
+    for parts in (
+        *_partitions_by_class(device_classes, scenario),
+        *_partitions_by_kind(device_classes, scenario),
+        *_partitions_by_region(device_classes),
+        *_partitions_by_host(device_classes, scenario),
+    ):
         key = frozenset(map(frozenset, parts))
         if key not in seen:
             seen.add(key)
@@ -114,13 +118,6 @@ def _partitions_by_class(
     fastest = sorted(device_classes, key=_speed_of(scenario), reverse=True)
     for count in range(2, min(MOST_FASTEST, len(device_classes) - 1) + 1):
         yield [[each] for each in fastest[:count]]
-    # Classes of a kind differ in memory, network interface or region only.
-    kinds = dict.fromkeys(each.kind for each in fastest)
-    of_kind = [[each for each in device_classes if each.kind == kind] for kind in kinds]
-    of_kind.sort(key=lambda classes: sum(map(_speed_of(scenario), classes)), reverse=True)
-    for count, classes in enumerate(of_kind[:MOST_FASTEST], 1):
-        yield [classes]
-        yield [list(chain.from_iterable(of_kind[:count]))]
 
 
 def _partitions_by_region(device_classes: Sequence[DeviceClass]) -> Iterator[list[list[DeviceClass]]]:
@@ -135,6 +132,21 @@ def _partitions_by_region(device_classes: Sequence[DeviceClass]) -> Iterator[lis
         yield [[each for region in some for each in regions[region]]]
         if len(some) > 1:
             yield [regions[region] for region in some]
+
+
+def _partitions_by_kind(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
+    """Yield partitions of a single part: all classes of a kind, and those of the fastest kinds.
+
+    They differ in memory, network interface or region only.
+    """
+    if len(device_classes) <= MOST_PARTED or sum(each.size for each in device_classes) > MOST_OF_KINDS:
+        return
+    kinds = dict.fromkeys(each.kind for each in device_classes)
+    of_kind = [[each for each in device_classes if each.kind == kind] for kind in kinds]
+    of_kind.sort(key=lambda classes: sum(map(_speed_of(scenario), classes)), reverse=True)
+    for count, classes in enumerate(of_kind[:MOST_FASTEST], 1):
+        yield [classes]
+        yield [list(chain.from_iterable(of_kind[:count]))]
 
 
 def _partitions_by_host(device_classes: Sequence[DeviceClass], scenario: Scenario) -> Iterator[list[list[DeviceClass]]]:
