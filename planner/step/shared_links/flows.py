@@ -11,8 +11,8 @@ from numba import njit
 from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
-from planner.step.shared_links.choices import (
-    Choices,
+from planner.step.shared_links.choices import Choices
+from planner.step.shared_links.dynamic_order import (
     Progress,
     begin_choices,
     choose,
