@@ -38,7 +38,7 @@ def traces_convert(
     from experiments.verbs.traces import convert
     from traces.common.units import parse_duration_s
 
-    say(convert(source, target, to=to, step_s=parse_duration_s(step) if step is not None else None))
+    say(convert(source, target, to=to, step_s=parse_duration_s(step, "--step") if step is not None else None))
 
 
 @traces_app.command("generate")
@@ -58,7 +58,7 @@ def traces_generate(
     from traces.common.units import parse_duration_s
 
     given = dict(key_and_value(parameter, "mean=10 Mbit/s") for parameter in parameters or [])
-    duration_s, step_s = parse_duration_s(duration), parse_duration_s(step)
+    duration_s, step_s = parse_duration_s(duration, "--duration"), parse_duration_s(step, "--step")
     say(generate(name, output, to, given, duration_s=duration_s, seed=seed, step_s=step_s))
 
 
@@ -85,11 +85,11 @@ def traces_record(
     config = RecordingConfig(
         parse_address(address),
         "back" if reverse else "there",
-        parse_duration_s(every),
-        parse_bytes(traffic),
+        parse_duration_s(every, "--every"),
+        parse_bytes(traffic, "--traffic"),
         connections,
         TCP_PAYLOAD_EFFICIENCY,
-        math.inf if duration is None else parse_duration_s(duration),
+        math.inf if duration is None else parse_duration_s(duration, "--duration"),
     )
     say(record(config, output, as_json, tell))
 
@@ -166,7 +166,7 @@ def kind(
     from experiments.profiles.model_config import KindConfig, check_kind_config
     from traces.common.units import parse_duration_s
 
-    config = KindConfig(kind, device.value, precision, threads, parse_duration_s(limit))
+    config = KindConfig(kind, device.value, precision, threads, parse_duration_s(limit, "--limit"))
     check_kind_config(config, output)
     from experiments.profiles.kind import profile_kind
 
@@ -249,5 +249,5 @@ def network(
     if listen is not None:
         listen_at(listen, address, tell)
         return
-    config = NetworkConfig(address, names, connections, parse_bytes(traffic), output)
+    config = NetworkConfig(address, names, connections, parse_bytes(traffic, "--traffic"), output)
     say(profile_network(config, as_json, tell))

@@ -60,7 +60,7 @@ def serve(
     from traces.common.units import parse_duration_s
     from traces.probe.conversation import parse_address
 
-    lease_s = parse_duration_s(lease)
+    lease_s = parse_duration_s(lease, "--lease")
     if not 0.5 <= lease_s <= 24 * 3600:
         raise InputError(f"{lease_s:g} s is not allowed", where="--lease", valid="give 500 ms to 24 h")
     address = parse_address(listen, DEFAULT_PORT)

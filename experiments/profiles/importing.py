@@ -82,10 +82,7 @@ def _metis(config: ImportConfig) -> _Imported:
             where="--layer-output",
             valid="give tokens x width x bytes of a number, such as '4 MB' for a sample of 1024 tokens of 1024 numbers",
         )
-    try:
-        output_bytes = parse_bytes(config.layer_output)
-    except InputError as error:
-        raise error.within("--layer-output") from None
+    output_bytes = parse_bytes(config.layer_output, "--layer-output")
     kinds = dict(key_and_value(each, "A100=a100-40", option="--kind") for each in config.kinds)
     model = read_metis(config.files, output_bytes, kinds)
     skipped = [path.name for path in config.files if "_tp1_" not in path.name]

@@ -121,7 +121,7 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
         return DEFAULT_STEPS if steps is None else steps, math.inf
     if steps is not None:
         raise InputError("both --steps and --duration are given", valid="give one of them")
-    duration_s = parse_duration_s(duration)
+    duration_s = parse_duration_s(duration, "--duration")
     if not duration_s > 0:
         raise InputError(f"{duration_s:g} s is not allowed", where="--duration", valid="give more than 0 s")
     return sys.maxsize, duration_s

@@ -316,6 +316,9 @@ def read_training(part: Part) -> Training:
         problem = f"{entry.global_batch // entry.microbatch:,} microbatches in a step are too many"
         least = -(-entry.global_batch // _MOST_MICROBATCHES)
         raise InputError(problem, part.where("microbatch"), f"give {least} samples or more, or a smaller global batch")
+    if entry.microbatch > entry.global_batch:
+        problem = f"a microbatch of {entry.microbatch} samples is larger than the global batch of {entry.global_batch}"
+        raise InputError(problem, part.where("microbatch"), f"give {entry.global_batch} samples or fewer")
     rule = {key: each for key, each in asdict(entry.optimizer).items() if each is not None}
     if "momentum" in rule and entry.optimizer.name != "momentum":
         problem = f"update rule '{entry.optimizer.name}' takes no momentum"

@@ -34,36 +34,37 @@ BYTES_PER_SECOND: Mapping[str, float] = MappingProxyType({f"{unit}/s": scale for
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*\Z")
 
 
-def parse_quantity(text: object, units: Mapping[str, float], example: str) -> float:
+def parse_quantity(text: object, units: Mapping[str, float], example: str, where: str = "") -> float:
     """Return a number with a unit, such as ``"40 ms"``, in the SI unit.
 
-    ``units`` gives the factor that converts a unit to the SI unit; ``example`` is a valid quantity, for the message.
+    ``units`` gives the factor that converts a unit to the SI unit. For the message, ``example`` is a valid quantity and
+    ``where`` says where the text is, for example the option of the command.
+
 
     Raises:
         InputError: The text is not a number with one of the units, or the number is negative or not finite.
     """
     valid = f"write a number with one of {', '.join(units)}, for example '{example}'"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise InputError(f"{text!r} is not a quantity", valid=valid)
+        raise InputError(f"{text!r} is not a quantity", where, valid)
     match = _QUANTITY.match(str(text))
     if match is None:
-        raise InputError(f"{text!r} is not a quantity", valid=valid)
+        raise InputError(f"{text!r} is not a quantity", where, valid)
     number, unit = match.groups()
     if not unit:
-        raise InputError(f"{text!r} has no unit", valid=valid)
+        raise InputError(f"{text!r} has no unit", where, valid)
     if unit not in units:
-        raise InputError(f"{text!r} has the unknown unit '{unit}'", valid=valid)
+        raise InputError(f"{text!r} has the unknown unit '{unit}'", where, valid)
     value = float(number) * units[unit]
     if value < 0 or not math.isfinite(value):
-        raise InputError(
-            f"{text!r} is out of range", valid=f"it must be finite and not negative, for example '{example}'"
-        )
+        in_range = f"it must be finite and not negative, for example '{example}'"
+        raise InputError(f"{text!r} is out of range", where, in_range)
     return value
 
 
-def parse_duration_s(text: object) -> float:
-    """Return a duration such as ``40 ms`` in seconds."""
-    return parse_quantity(text, SECONDS, "40 ms")
+def parse_duration_s(text: object, where: str = "") -> float:
+    """Return a duration such as ``40 ms`` in seconds; ``where`` is that of `parse_quantity`."""
+    return parse_quantity(text, SECONDS, "40 ms", where)
 
 
 def parse_bandwidth_bps(text: object) -> float:
@@ -71,9 +72,9 @@ def parse_bandwidth_bps(text: object) -> float:
     return parse_quantity(text, BITS_PER_SECOND, "100 Mbit/s")
 
 
-def parse_bytes(text: object) -> int:
-    """Return an amount of memory such as ``16 GiB`` in whole bytes."""
-    return round(parse_quantity(text, BYTES, "16 GiB"))
+def parse_bytes(text: object, where: str = "") -> int:
+    """Return an amount of memory such as ``16 GiB`` in whole bytes; ``where`` is that of `parse_quantity`."""
+    return round(parse_quantity(text, BYTES, "16 GiB", where))
 
 
 def parse_flop(text: object) -> float:

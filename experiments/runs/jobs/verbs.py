@@ -55,11 +55,12 @@ def submit(
     try:
         check_run(bundle)
     except InputError as error:
-        # The default is for jobs that can write checkpoints; that the user has asked for them is another matter.
         without = replace(bundle, run=replace(run, checkpoint_every=0))
-        if every is not None or not run.checkpoint_every:
-            raise
         check_run(without)
+        # The default is for jobs that can write checkpoints; that the user has asked for them is another matter.
+        if every is not None:
+            valid = "leave it out; the job then begins anew if its host is lost"
+            raise InputError(error.problem, "--checkpoint-every", valid) from None
         tell(f"this job writes no checkpoints, and begins anew if its host is lost: {error.problem}")
         bundle = without
     job = name or _new_name(scenario.name)

@@ -130,16 +130,16 @@ def choices_of(
 def _needs(own: Ints, keys: Ints, slot: Ints, lane: Ints, microbatch: Ints) -> Ints:
     """Return the actions of the same actor that come before each chosen action, [chosen actions, 2].
 
-    A backward needs its own forward and, like a forward, what the neighbouring stage of the same actor hands over in
-    memory; a weight gradient needs its own input gradient.
+    A backward needs its own forward and, like a forward, the output of the neighbouring stage on the same actor; a
+    weight gradient needs its own input gradient.
     """
     place = np.full((len(keys), LANES, int(microbatch.max(initial=0)) + 1), NO_ACTION, np.int64)
     place[slot, lane, microbatch] = own
     needs = np.full((len(own), 2), NO_ACTION, np.int64)
     for at, (each, by) in enumerate(((FORWARDS, -1), (GRADIENTS, 1))):
         beside = np.clip(slot + by, 0, len(keys) - 1)
-        handed_over = (lane == each) & (keys[beside] == keys[slot] + by)
-        needs[handed_over, at] = place[beside, each, microbatch][handed_over]
+        is_needed = (lane == each) & (keys[beside] == keys[slot] + by)
+        needs[is_needed, at] = place[beside, each, microbatch][is_needed]
     later = lane != FORWARDS
     needs[later, 0] = place[slot, lane - 1, microbatch][later]
     return needs

@@ -438,7 +438,9 @@ def test_a_model_without_code_cannot_be_trained(tmp_path: Path) -> None:
         (["bench", "sweep", "--keep", "runs"], ["bench 'sweep' does not take --keep", "leave it out; adaptation,"]),
         (["bench", "fidelty"], ["'fidelty'", "did you mean 'fidelity'"]),
         (["plan", "two-regions", "--strategy=megatron", "-o", "missing/plan.json"], ["missing", "does not exist"]),
-        (["traces", "generate", "lte", "-o", "x.csv", "--duration", "60"], ["'60'", "has no unit"]),
+        (["traces", "generate", "lte", "-o", "x.csv", "--duration", "60"], ["--duration: '60' has no unit"]),
+        (["simulate", "two-regions", "--strategy=megatron", "--duration", "5"], ["--duration: '5' has no unit"]),
+        (["profile", "kind", "-o", "k.yaml", "--limit", "x"], ["--limit: 'x' is not a quantity"]),
     ],
 )
 def test_wrong_words(arguments: list[object], expected: list[str], tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "  global_batch: 32\n  clip_norm: 0",
         ("36: training.clip_norm", "0 is not valid", "greater than 0"),
     ),
+    "a microbatch larger than the batch": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  microbatch: 33",
+        ("36: training.microbatch", "a microbatch of 33 samples is larger than the global batch of 32", "32 samples"),
+    ),
     "momentum of another rule": (
         "    name: sgd",
         "    name: sgd\n    momentum: 0.9",

@@ -291,6 +291,7 @@ SERVE = ("serve", "queue", "--listen")
         ((*SERVE, "203.0.113.1:29500"), "no server can listen here"),
         ((*SERVE, "a b"), "is not an address"),
         (("serve", "queue", "--lease", "0.1 s"), "--lease: 0.1 s is not allowed"),
+        (("serve", "queue", "--lease", "5"), "--lease: '5' has no unit"),
         (("jobs", "status"), "the server asks for a token"),
         (("jobs", "status", "--token-file", "none"), "none: the token cannot be read"),
         (("jobs", "work", "Host", "--shared", ".", "--token-file", "t"), "HOST: 'Host' is no name"),
@@ -301,7 +302,7 @@ SERVE = ("serve", "queue", "--listen")
         (("jobs", "submit", "digits", "--token-file", "t", "--name", "A"), "--name: 'A' is no name"),
         (
             ("jobs", "submit", "digits", "--token-file", "t", "--strategy", "ddp", "--compute", "paced", *CHECKPOINTS),
-            "paced compute has no state for checkpoints",
+            "--checkpoint-every: paced compute has no state for checkpoints",
         ),
     ],
 )
