@@ -153,8 +153,9 @@ class Session:
 
     def _restore(self, transport: Transport) -> None:
         """Restore the layers of this rank to the state before the session's first step, from all ranks' copies."""
-        if self._spec.number == 0 or self._spec.origin_s is None or self._config.run.decoupled:
-            # No rank has trained yet, or the common parameters come from elsewhere.
+        if self._spec.number == 0 or self._config.run.decoupled:
+            # No rank has trained yet, or the common parameters come from elsewhere. In a later session ranks may have
+            # trained even if the head does not know the run's second 0, which the lost rank was to tell.
             return
         backups, compute = self._context.backups, self._context.compute
         assert backups is not None

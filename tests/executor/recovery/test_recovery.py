@@ -20,7 +20,7 @@ from planner.runs.event_totals import step_ends_s
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
 from tests.helpers.processes.blows import await_step, strike
-from tests.helpers.processes.training import assert_trained, chain, hybrid_plan, train_in_one_process
+from tests.helpers.processes.training import GPT, assert_trained, chain, hybrid_plan, train_in_one_process
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
 from traces.common.errors import InputError, RunError
@@ -114,6 +114,37 @@ def test_a_rank_that_is_lost_before_its_first_step_is_started_again(
     killer.join(0)
     assert not killer.is_alive()
     assert len({(e.device, e.action, e.step, e.microbatch) for e in computed(record)}) == len(computed(record))
+    assert_trained(record, target, train_in_one_process(scenario, STEPS))
+
+
+# Appended to a model's file, which each rank loads: the first rank dies when the others know second 0 from it.
+SILENT_DEATH = """
+import os, signal
+from pathlib import Path
+
+from executor.rank.control_client import ControlClient
+
+if "LOCAL_WORLD_SIZE" in os.environ:
+    said, died = ControlClient.send, Path(__file__).with_name("died")
+
+    def send(self, kind, **content):
+        if kind == "origin" and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        said(self, kind, **content)
+
+    ControlClient.send = send
+"""
+
+
+def test_a_rank_is_lost_while_only_the_others_know_that_the_run_has_begun(tmp_path: Path) -> None:
+    """They have begun copies of a step that the next session begins once more."""
+    model = tmp_path / "model.py"
+    model.write_text(GPT.path.read_text() + SILENT_DEATH)
+    scenario, plan = chain(replace(GPT, path=model))
+    target = tmp_path / "parameters.safetensors"
+    record = TorchBackend("real", parameters=target, backup_every=1).run(scenario, plan, None, STEPS)
+    assert (tmp_path / "died").exists()
     assert_trained(record, target, train_in_one_process(scenario, STEPS))
 
 
