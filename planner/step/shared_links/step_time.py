@@ -1,6 +1,7 @@
 """Step times of plans whose messages share links, by the simulator's model of links at constant rates.
 
-Without the effects of TCP, times equal those of the simulator (tests/planner/step/test_shared_links.py). With
+Without the effects of TCP and without copies between GPU and host, times equal those of the simulator
+(tests/planner/step/test_shared_links.py), but where rounding errors decide which action an actor chooses. With
 `NetworkEffects.cold_start`, windows are taken to be as large as they get, and to open at a constant rate; the
 simulator's windows grow in the first steps, and wait for each acknowledgement.
 """
@@ -75,6 +76,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
         makespan, ended_s = carry_out(graph, network, step.actions.duration_s[action], of_steps, choices)
         if makespan < np.inf:
             return [float(ended_s[number == each].max()) for each in range(count)] if count > 1 else [float(makespan)]
+        assert plan.order != "dynamic", "actors that choose wait for ever"
     # No links are shared, or the order deadlocks, which the error says.
     return [makespan_s(step, scenario, step.actions.duration_s, *times)] * count
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -12,10 +11,8 @@ from planner.check import is_possible
 from planner.plan.plan import ALGORITHMS, Plan, Replica
 from planner.runs.metrics import measure
 from planner.scenario.effects import ComputeEffects, Effects, NetworkEffects
-from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.orders import with_schedule
 from planner.step.shared_links.step_time import shared_step_time_s, steady_step_time_s
 from planner.systems.registry import STRATEGIES
 from sim.simulator import Simulator
@@ -79,48 +76,6 @@ def test_steps_of_a_run_overlap_as_in_the_simulator(seed: int, name: str, algori
     # The median of the two steps behind the first one is their mean.
     expected_s = measure(Simulator().run(scenario, plan, None, 3)).step_s
     assert steady_step_time_s(plan, scenario) == pytest.approx(expected_s, rel=1e-6)
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 10**5), st.sampled_from(["megatron", "hetpipe", "deepcee", "zb-v"]), st.booleans(), st.booleans())
-def test_actors_choose_as_in_the_simulator(seed: int, name: str, splits: bool, blocks: bool) -> None:
-    scenario = with_unlike_layers(random_cluster(seed), seed)
-    assume(len(scenario.cluster.devices) <= 12)
-    scenario = replace(scenario, effects=Effects(compute=ComputeEffects(transfers_block=blocks)))
-    plan = planned("megatron" if name == "zb-v" else name, scenario)
-    assume(plan is not None)
-    assert plan is not None
-    try:
-        # On devices with two stages, actions wait for others of the same device.
-        plan = with_schedule(plan, scenario, "zb-v") if name == "zb-v" else plan
-    except InputError:
-        assume(False)
-    plan = replace(plan, schedule="compact-zb" if splits else "1f1b", order="dynamic")
-    assume(is_possible(plan, scenario))
-    # Rounding errors of the rates of flows grow from message to message, and may decide which of two is chosen.
-    assert shared_step_time_s(plan, scenario) == pytest.approx(simulated_s(plan, scenario), rel=1e-4)
-    expected_s = measure(Simulator().run(scenario, plan, None, 3)).step_s
-    assert steady_step_time_s(plan, scenario) == pytest.approx(expected_s, rel=1e-4)
-
-
-def with_unlike_layers(scenario: Scenario, seed: int) -> Scenario:
-    """Change the times of each layer a little, so that no input arrives at the very moment at which an actor is free.
-
-    Rounding errors would decide whether it is there.
-    """
-    random = np.random.default_rng(seed)
-
-    def changed(table: TimeTable) -> TimeTable:
-        columns = ("forward_s", "backward_input_s", "backward_weight_s")
-        factor = {name: random.uniform(0.9, 1.1) for name in columns}
-        times = {name: tuple(factor[name] * each for each in getattr(table, name)) for name in columns}
-        return replace(table, **times)
-
-    layers = tuple(
-        replace(layer, times={kind: changed(table) for kind, table in layer.times.items()})
-        for layer in scenario.model.layers
-    )
-    return replace(scenario, model=replace(scenario.model, layers=layers))
 
 
 @settings(max_examples=20)
