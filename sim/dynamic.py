@@ -13,7 +13,7 @@ import simpy
 from planner.cost.stage import scheduling_problems
 from planner.plan.actions import Action
 from planner.scenario.scenario import Scenario
-from planner.schedules.dynamic import DynamicChoice
+from planner.schedules.dynamic import SAME_MOMENT_S, DynamicChoice
 from planner.schedules.kernel.problem import KINDS
 from planner.step.tables import SYNC
 from sim.kernel.advance import Devices, Lines, occupied, transmit
@@ -114,14 +114,14 @@ class DynamicStep:
         return received
 
     def _go_on(self, number: int, now_s: float) -> None:
-        """Let an actor choose after all other events of this time, which may make further actions ready.
+        """Let an actor choose after all other events of this moment, which may make further actions ready.
 
         An actor without remaining actions is put into the queue ``ready`` for the rest of the step, whose order is
         fixed. A replica that takes no samples of any microbatch never has any action to choose.
         """
         actor = self._actors[number]
         if actor.choice.remaining:
-            self._at(now_s, lambda _: self._choose(number, now_s), late=True)
+            self._at(now_s + SAME_MOMENT_S, lambda _: self._choose(number, now_s), late=True)
             return
         first = int(self._step.compiled.graph.first_action[number])
         self._step.state.position[number] = first + len(actor.number)

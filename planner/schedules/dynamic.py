@@ -10,8 +10,8 @@ Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight
 3. Otherwise a ready W.
 
 Among ready actions of one kind, the lowest microbatch goes first, and of several with the same microbatch the latest
-stage. An input that arrives at the moment at which the worker becomes free counts as ready; transfers that are still on
-their way are ignored.
+stage. An input that arrives at the moment at which the worker becomes free counts as ready, also up to `SAME_MOMENT_S`
+later; transfers that are still on their way are ignored.
 
 `dynamic_orders` returns the orders that result if every action and transfer takes exactly the problem's time.
 """
@@ -27,6 +27,10 @@ from planner.schedules.kernel.arrays import first_actions, tables_of, to_orders
 from planner.schedules.kernel.list_scheduling import Rules, list_schedule
 from planner.schedules.kernel.problem import Orders, SchedulingProblem
 from traces.common.errors import InputError
+
+# Times of equal devices and messages are often equal. Computed along different ways they differ by rounding, which must
+# not decide what a worker chooses: in whatever order devices are listed, it chooses the same.
+SAME_MOMENT_S = 1e-9
 
 
 def dynamic_orders(problem: SchedulingProblem, split: bool) -> Orders:

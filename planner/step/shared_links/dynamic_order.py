@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from planner.schedules.dynamic import SAME_MOMENT_S
 from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from planner.step.graph import Flags, Floats, Ints
@@ -97,7 +98,7 @@ def choose(
                 continue
             seen += 1
             there_s = _there_s(choices, progress, number, first_received, received, arrival_s, action)
-            if there_s <= now_s:
+            if there_s <= now_s + SAME_MOMENT_S:
                 gradient = _better(choices, action, gradient)
                 break
             later_s = min(later_s, there_s)
@@ -110,7 +111,7 @@ def choose(
                 continue
             if _fits(choices, progress, actor, slot, action, earlier_bytes):
                 there_s = _there_s(choices, progress, number, first_received, received, arrival_s, action)
-                if there_s <= now_s:
+                if there_s <= now_s + SAME_MOMENT_S:
                     forward = _better(choices, action, forward)
                     break
                 later_s = min(later_s, there_s)

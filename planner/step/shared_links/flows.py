@@ -8,6 +8,7 @@ bytes first come, first served, and a message waits until its connection's windo
 import numpy as np
 from numba import njit
 
+from planner.schedules.dynamic import SAME_MOMENT_S
 from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
@@ -48,8 +49,8 @@ def carry_out(
         for actor in choices.actors:
             if progress.choose_s[actor] < choose_s:
                 choose_s, chooser = progress.choose_s[actor], actor
-        if choose_s < next_s:
-            # After everything else of this time, which may make further actions ready.
+        if choose_s + SAME_MOMENT_S < next_s:
+            # After everything else of this moment, which may make further actions ready.
             height = _choose(graph, network, duration_s, flows, choices, progress, state, stack, chooser, choose_s)
             continue
         if next_s == np.inf:
