@@ -217,7 +217,7 @@ def _send(
     Returns:
         When the actor can go on, unless its messages wait for others, and the height of the stack.
     """
-    clock_s, blocks = end_s, not choices.chosen[action]
+    clock_s = end_s
     for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
         state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
         sent_s = state.copied_out_s[actor]
@@ -228,7 +228,7 @@ def _send(
                 line, sent_s, flows.transmission_s[message], flows.latency_s[message], state.free_s, state.arrived_s
             )
             state.arrival_s[message] = arrival_s
-            if blocks and flows.blocking[message]:
+            if flows.blocking[message]:
                 clock_s = max(clock_s, departed_s)
             height = _arrive(graph, flows, choices, progress, state, stack, height, message)
             continue
@@ -238,7 +238,7 @@ def _send(
         else:
             state.following[state.tail[line]] = message
         state.tail[line] = message
-        if blocks and flows.blocking[message]:
+        if flows.blocking[message]:
             state.sending[actor] += 1
     return clock_s, height
 
@@ -289,7 +289,7 @@ def _depart(
     state.arrived_s[line] = max(state.arrived_s[line], now_s + flows.latency_s[message])
     state.arrival_s[message] = state.arrived_s[line]
     height = _arrive(graph, flows, choices, progress, state, stack, height, message)
-    if state.sending[flows.sender[message]] and flows.blocking[message]:
+    if flows.blocking[message]:
         sender = flows.sender[message]
         state.clock_s[sender] = max(state.clock_s[sender], now_s)
         state.sending[sender] -= 1

@@ -62,17 +62,18 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
     if count > 1 or not network.alone.all():
         flows = _flows(step, scenario, lines, network, *times)
         graph, action, message, number = repeated(step.graph, count)
+        choices = choices_of(step, plan, scenario, action, message, number)
         of_steps = Flows(
             flows.transmission_s[message],
             flows.bits[message],
             flows.ceiling_bps[message],
             flows.latency_s[message],
-            flows.blocking[message],
+            # Actors that choose do other things meanwhile.
+            flows.blocking[message] & ~choices.awaited,
             flows.sender[message],
             flows.copy_out_s[message],
             flows.copy_in_s[message],
         )
-        choices = choices_of(step, plan, scenario, action, message, number)
         makespan, ended_s = carry_out(graph, network, step.actions.duration_s[action], of_steps, choices)
         if makespan < np.inf:
             return [float(ended_s[number == each].max()) for each in range(count)] if count > 1 else [float(makespan)]
