@@ -5,6 +5,8 @@ Each ordered pair of devices is a line that carries one message at a time. Two m
 bytes first come, first served, and a message waits until its connection's window lets it through.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -21,6 +23,19 @@ from planner.step.shared_links.dynamic_order import (
     record_choice,
 )
 from planner.step.shared_links.flow_state import Flows, Network, State, new_state
+
+
+class _Run(NamedTuple):
+    """A step that is being carried out: what it reads, how far it is, and the actors that go on next."""
+
+    graph: StepGraph
+    network: Network
+    duration_s: Floats
+    flows: Flows
+    choices: Choices
+    progress: Progress
+    state: State
+    stack: Ints
 
 
 @njit(cache=True)
@@ -40,9 +55,10 @@ def carry_out(
     sharing: Ints = np.flatnonzero(~network.alone).astype(np.int64)
     stack, height, now_s, turns = np.empty(actors + len(graph.receiver) + 1, np.int64), actors, 0.0, 0
     stack[:actors] = np.arange(actors - 1, -1, -1)
+    run = _Run(graph, network, duration_s, flows, choices, progress, state, stack)
     while True:
         while height:
-            height = _advance(graph, network, duration_s, flows, choices, progress, state, stack, height - 1, now_s)
+            height = _advance(run, height - 1, now_s)
         next_s, choose_s, chooser = np.inf, np.inf, -1
         for line in sharing:
             next_s = min(next_s, state.event_s[line])
@@ -51,7 +67,7 @@ def carry_out(
                 choose_s, chooser = progress.choose_s[actor], actor
         if choose_s + SAME_MOMENT_S < next_s:
             # After everything else of this moment, which may make further actions ready.
-            height = _choose(graph, network, duration_s, flows, choices, progress, state, stack, chooser, choose_s)
+            height = _choose(run, chooser, choose_s)
             continue
         if next_s == np.inf:
             break
@@ -66,7 +82,7 @@ def carry_out(
                 if state.rest_bits[line] > 0:
                     turns = _start(network, state, line, state.rest_bits[line], turns)
                     continue
-                height = _depart(graph, flows, choices, progress, state, line, now_s, stack, height)
+                height = _depart(run, line, height, now_s)
             head = state.head[line]
             if head < 0:
                 continue
@@ -115,24 +131,13 @@ def _waiting_s(network: Network, flows: Flows, state: State, line: int, now_s: f
 
 
 @inner
-def _advance(
-    graph: StepGraph,
-    network: Network,
-    duration_s: Floats,
-    flows: Flows,
-    choices: Choices,
-    progress: Progress,
-    state: State,
-    stack: Ints,
-    height: int,
-    now_s: float,
-) -> int:  # pragma: no cover
+def _advance(run: _Run, height: int, now_s: float) -> int:  # pragma: no cover
     """Let the actor ``stack[height]`` work until it waits; return the height of the stack with the actors it wakes."""
-    actor = stack[height]
+    graph, flows, state, actor = run.graph, run.flows, run.state, run.stack[height]
     action, clock_s = state.position[actor], state.clock_s[actor]
     while action < graph.first_action[actor + 1] and not state.sending[actor]:
-        if choices.chosen[action]:
-            begin_choices(choices, progress, actor, clock_s)
+        if run.choices.chosen[action]:
+            begin_choices(run.choices, run.progress, actor, clock_s)
             break
         ready_s, copied_s, missing = clock_s, state.copied_in_s[actor], -1
         for place in range(graph.first_received[action], graph.first_received[action + 1]):
@@ -149,74 +154,44 @@ def _advance(
             state.waiting[missing] = actor
             break
         state.copied_in_s[actor] = copied_s
-        end_s = ready_s + duration_s[action]
+        end_s = ready_s + run.duration_s[action]
         state.ended_s[action] = end_s
-        clock_s, height = _send(
-            graph, network, flows, choices, progress, state, stack, height, action, actor, end_s, now_s
-        )
+        clock_s, height = _send(run, height, action, actor, end_s, now_s)
         action += 1
     state.position[actor], state.clock_s[actor] = action, clock_s
     return height
 
 
 @inner
-def _choose(
-    graph: StepGraph,
-    network: Network,
-    duration_s: Floats,
-    flows: Flows,
-    choices: Choices,
-    progress: Progress,
-    state: State,
-    stack: Ints,
-    actor: int,
-    now_s: float,
-) -> int:  # pragma: no cover
+def _choose(run: _Run, actor: int, now_s: float) -> int:  # pragma: no cover
     """Let an actor begin one of the actions that it chooses from; return the height of the stack."""
+    graph, choices, progress, state = run.graph, run.choices, run.progress, run.state
     position = state.position[actor]
-    action = choose(
-        choices,
-        progress,
-        graph.first_received,
-        graph.received,
-        state.arrival_s,
-        actor,
-        choices.step[position],
-        now_s,
-    )
+    inputs = graph.first_received, graph.received, state.arrival_s
+    action = choose(choices, progress, *inputs, actor, choices.step[position], now_s)
     if action < 0:
         return 0
     record_choice(choices, progress, actor, action)
-    end_s = state.ended_s[action] = now_s + duration_s[action]
+    end_s = state.ended_s[action] = now_s + run.duration_s[action]
     state.position[actor], state.clock_s[actor], progress.choose_s[actor] = position + 1, end_s, end_s
-    _, height = _send(graph, network, flows, choices, progress, state, stack, 0, action, actor, end_s, now_s)
+    _, height = _send(run, 0, action, actor, end_s, now_s)
     if not progress.left[actor]:
         progress.choose_s[actor] = np.inf
-        stack[height] = actor
+        run.stack[height] = actor
         height += 1
     return height
 
 
 @inner
 def _send(
-    graph: StepGraph,
-    network: Network,
-    flows: Flows,
-    choices: Choices,
-    progress: Progress,
-    state: State,
-    stack: Ints,
-    height: int,
-    action: int,
-    actor: int,
-    end_s: float,
-    now_s: float,
+    run: _Run, height: int, action: int, actor: int, end_s: float, now_s: float
 ) -> tuple[float, int]:  # pragma: no cover
     """Send the messages of an action that ends at ``end_s``.
 
     Returns:
         When the actor can go on, unless its messages wait for others, and the height of the stack.
     """
+    graph, network, flows, state = run.graph, run.network, run.flows, run.state
     clock_s = end_s
     for message in range(graph.first_sent[action], graph.first_sent[action + 1]):
         state.copied_out_s[actor] = max(end_s, state.copied_out_s[actor]) + flows.copy_out_s[message]
@@ -230,7 +205,7 @@ def _send(
             state.arrival_s[message] = arrival_s
             if flows.blocking[message]:
                 clock_s = max(clock_s, departed_s)
-            height = _arrive(graph, flows, choices, progress, state, stack, height, message)
+            height = _arrive(run, height, message)
             continue
         if state.head[line] < 0:
             state.head[line] = message
@@ -244,57 +219,40 @@ def _send(
 
 
 @inner
-def _arrive(
-    graph: StepGraph,
-    flows: Flows,
-    choices: Choices,
-    progress: Progress,
-    state: State,
-    stack: Ints,
-    height: int,
-    message: int,
-) -> int:  # pragma: no cover
+def _arrive(run: _Run, height: int, message: int) -> int:  # pragma: no cover
     """Let the receiver of a message, whose arrival is known, go on; return the height of the stack."""
-    if choices.awaited[message]:
-        actor = graph.receiver[message]
-        if flows.copy_in_s[message] > 0:
-            copied_s = max(state.arrival_s[message], state.copied_in_s[actor]) + flows.copy_in_s[message]
+    progress, state = run.progress, run.state
+    if run.choices.awaited[message]:
+        actor, copy_in_s = run.graph.receiver[message], run.flows.copy_in_s[message]
+        if copy_in_s > 0:
+            copied_s = max(state.arrival_s[message], state.copied_in_s[actor]) + copy_in_s
             state.arrival_s[message] = state.copied_in_s[actor] = copied_s
         if progress.left[actor]:
             at_s = max(state.arrival_s[message], state.clock_s[actor])
             progress.choose_s[actor] = min(progress.choose_s[actor], at_s)
     elif state.waiting[message] >= 0:
-        stack[height] = state.waiting[message]
+        run.stack[height] = state.waiting[message]
         state.waiting[message] = -1
         height += 1
     return height
 
 
 @inner
-def _depart(
-    graph: StepGraph,
-    flows: Flows,
-    choices: Choices,
-    progress: Progress,
-    state: State,
-    line: int,
-    now_s: float,
-    stack: Ints,
-    height: int,
-) -> int:  # pragma: no cover
+def _depart(run: _Run, line: int, height: int, now_s: float) -> int:  # pragma: no cover
     """End the first message of a line; return the height of the stack with the actors that go on."""
+    flows, state = run.flows, run.state
     message = state.head[line]
     state.head[line], state.event_s[line] = state.following[message], np.inf
     state.active[line], state.admitted[line] = False, False
     state.arrived_s[line] = max(state.arrived_s[line], now_s + flows.latency_s[message])
     state.arrival_s[message] = state.arrived_s[line]
-    height = _arrive(graph, flows, choices, progress, state, stack, height, message)
+    height = _arrive(run, height, message)
     if flows.blocking[message]:
         sender = flows.sender[message]
         state.clock_s[sender] = max(state.clock_s[sender], now_s)
         state.sending[sender] -= 1
         if not state.sending[sender]:
-            stack[height] = sender
+            run.stack[height] = sender
             height += 1
     return height
 
