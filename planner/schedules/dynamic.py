@@ -10,8 +10,8 @@ Actions are F (forward) and B (backward), or F, I (input gradient) and W (weight
 3. Otherwise a ready W.
 
 Among ready actions of one kind, the lowest microbatch goes first, and of several with the same microbatch the latest
-stage. An input that arrives at the moment at which the worker becomes free counts as ready, also up to `SAME_MOMENT_S`
-later; transfers that are still on their way are ignored.
+stage. An input that arrives at the moment at which the worker becomes free counts as ready; transfers that are still on
+their way are ignored. In simulated steps, and in evaluated ones on shared links, that moment lasts `SAME_MOMENT_S`.
 
 `dynamic_orders` returns the orders that result if every action and transfer takes exactly the problem's time.
 """

@@ -40,7 +40,6 @@ def parse_quantity(text: object, units: Mapping[str, float], example: str, where
     ``units`` gives the factor that converts a unit to the SI unit. For the message, ``example`` is a valid quantity and
     ``where`` says where the text is, for example the option of the command.
 
-
     Raises:
         InputError: The text is not a number with one of the units, or the number is negative or not finite.
     """

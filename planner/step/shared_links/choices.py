@@ -11,6 +11,7 @@ from planner.cost.stage import scheduling_problems
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.schedules.kernel.problem import BACKWARD_WEIGHT, FORWARD
+from planner.step.build import starts
 from planner.step.compile import CompiledStep
 from planner.step.graph import Flags, Floats, Ints
 from planner.step.tables import SYNC
@@ -121,7 +122,7 @@ def choices_of(
         needs,
         np.bincount(actor, minlength=actors),
         np.searchsorted(keys, np.arange(actors + 1) * stride),
-        np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        starts(sizes.tolist()),
         members,
         *_limits(step, plan, scenario, own, slot, len(keys)),
     )

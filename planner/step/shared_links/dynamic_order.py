@@ -11,7 +11,7 @@ from numba import njit
 from planner.schedules.dynamic import SAME_MOMENT_S
 from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
-from planner.step.graph import Flags, Floats, Ints
+from planner.step.graph import Flags, Floats, Ints, StepGraph
 from planner.step.shared_links.choices import FORWARDS, GRADIENTS, LANES, NO_ACTION, WEIGHTS, Choices
 
 
@@ -66,14 +66,7 @@ def begin_choices(choices: Choices, progress: Progress, actor: int, now_s: float
 
 @inner
 def choose(
-    choices: Choices,
-    progress: Progress,
-    first_received: Ints,
-    received: Ints,
-    arrival_s: Floats,
-    actor: int,
-    step: int,
-    now_s: float,
+    choices: Choices, progress: Progress, graph: StepGraph, arrival_s: Floats, actor: int, step: int, now_s: float
 ) -> int:  # pragma: no cover
     """Return the action of the current step that an actor begins now; -1 if there is none.
 
@@ -97,7 +90,7 @@ def choose(
             if progress.begun[number[action]] or not progress.begun[number[choices.needs[action, 0]]]:
                 continue
             seen += 1
-            there_s = _there_s(choices, progress, number, first_received, received, arrival_s, action)
+            there_s = _there_s(choices, progress, number, graph, arrival_s, action)
             if there_s <= now_s + SAME_MOMENT_S:
                 gradient = _better(choices, action, gradient)
                 break
@@ -110,7 +103,7 @@ def choose(
             if progress.begun[number[action]]:
                 continue
             if _fits(choices, progress, actor, slot, action, earlier_bytes):
-                there_s = _there_s(choices, progress, number, first_received, received, arrival_s, action)
+                there_s = _there_s(choices, progress, number, graph, arrival_s, action)
                 if there_s <= now_s + SAME_MOMENT_S:
                     forward = _better(choices, action, forward)
                     break
@@ -170,20 +163,14 @@ def _follows(choices: Choices, progress: Progress, number: Ints, action: int) ->
 
 @inner
 def _there_s(
-    choices: Choices,
-    progress: Progress,
-    number: Ints,
-    first_received: Ints,
-    received: Ints,
-    arrival_s: Floats,
-    action: int,
+    choices: Choices, progress: Progress, number: Ints, graph: StepGraph, arrival_s: Floats, action: int
 ) -> float:
     """Return when all inputs of an action are there, seconds; infinite if that is not known."""
     if not _follows(choices, progress, number, action):
         return np.inf
     there_s, own = 0.0, number[action]
-    for place in range(first_received[own], first_received[own + 1]):
-        each_s = arrival_s[received[place]]
+    for place in range(graph.first_received[own], graph.first_received[own + 1]):
+        each_s = arrival_s[graph.received[place]]
         if np.isnan(each_s):
             return np.inf
         there_s = max(there_s, each_s)

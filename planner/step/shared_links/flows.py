@@ -15,13 +15,7 @@ from planner.schedules.kernel.arrays import inner
 from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.shared_links.choices import Choices
-from planner.step.shared_links.dynamic_order import (
-    Progress,
-    begin_choices,
-    choose,
-    new_progress,
-    record_choice,
-)
+from planner.step.shared_links.dynamic_order import Progress, begin_choices, choose, new_progress, record_choice
 from planner.step.shared_links.flow_state import Flows, Network, State, new_state
 
 
@@ -165,10 +159,9 @@ def _advance(run: _Run, height: int, now_s: float) -> int:  # pragma: no cover
 @inner
 def _choose(run: _Run, actor: int, now_s: float) -> int:  # pragma: no cover
     """Let an actor begin one of the actions that it chooses from; return the height of the stack."""
-    graph, choices, progress, state = run.graph, run.choices, run.progress, run.state
+    choices, progress, state = run.choices, run.progress, run.state
     position = state.position[actor]
-    inputs = graph.first_received, graph.received, state.arrival_s
-    action = choose(choices, progress, *inputs, actor, choices.step[position], now_s)
+    action = choose(choices, progress, run.graph, state.arrival_s, actor, choices.step[position], now_s)
     if action < 0:
         return 0
     record_choice(choices, progress, actor, action)

@@ -25,12 +25,7 @@ from planner.systems.auto.candidates.mixed import find_mixes
 from planner.systems.auto.candidates.small_cluster import MOST_DEVICES, small_cluster_plans
 from planner.systems.auto.canonical import canonical
 from planner.systems.auto.local_search.improve import improve
-from planner.systems.auto.objective import (
-    CostModel,
-    Objective,
-    approximate_step_time_s,
-    contended_step_time_s,
-)
+from planner.systems.auto.objective import CostModel, Objective, approximate_step_time_s, contended_step_time_s
 from traces.common.errors import InputError
 
 
