@@ -72,6 +72,7 @@ class DynamicStep:
             number = {action: index for index in own if (action := self._action[index]) is not None}
             messages = {action: len(self._received(index)) for action, index in number.items()}
             self._actors.append(_Actor(DynamicChoice(problems[pipeline], worker, messages), number))
+        self._there_s = [0.0] * len(self._action)
 
     def begin(self, actor: int) -> None:
         """Let an actor work from its clock on."""
@@ -100,6 +101,7 @@ class DynamicStep:
         number, action = int(self._step.compiled.actions.actor[receiver]), self._action[receiver]
         assert action is not None
         actor = self._actors[number]
+        self._there_s[receiver] = now_s
         actor.choice.arrive(action)
         if not actor.busy:
             actor.busy = True
@@ -134,8 +136,10 @@ class DynamicStep:
             actor.busy = False
             return
         action, state = actor.number[chosen], self._step.state
-        start_s, end_s = occupied(self._devices, number, now_s, float(self._step.times.duration_s[action]))
-        if start_s > now_s:
+        # The last input may arrive within `SAME_MOMENT_S` from now.
+        ready_s = max(now_s, self._there_s[action])
+        start_s, end_s = occupied(self._devices, number, ready_s, float(self._step.times.duration_s[action]))
+        if start_s > ready_s:
             # The device is absent, or leaves before the action ends; the actor chooses again when the device returns.
             if start_s < float("inf"):
                 self._at(start_s, lambda now_s: self._go_on(number, now_s))
@@ -145,7 +149,7 @@ class DynamicStep:
         for message in self._received(action):
             # The actor waited for this message if it became idle before the message arrived.
             idle_since_s = float(self._devices.clock_s[number])
-            state.wait_s[message] = idle_since_s if now_s > idle_since_s else state.arrival_s[message]
+            state.wait_s[message] = idle_since_s if ready_s > idle_since_s else state.arrival_s[message]
         if end_s < float("inf"):
             self._at(end_s, lambda now_s: self._done(number, chosen, now_s))
 

@@ -25,7 +25,8 @@ gc.disable()
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-# Examples of a property that `make test` draws at most; `make test-slow` draws as many as each test says.
+# Examples of a property that `make test` draws at most, always the same ones: a change is judged by what it changes.
+# `make test-slow` draws as many as each test says, other ones each time.
 _FEW_EXAMPLES = 5
 
 # Limit of a test that `make test-slow` runs, seconds; pyproject.toml has that of the others.
@@ -54,8 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Hypothesis has no public way to lower what a test itself asks for.
         chosen = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
-        if chosen is not None and not every_example and chosen.max_examples > _FEW_EXAMPLES:
-            item.obj._hypothesis_internal_use_settings = settings(chosen, max_examples=_FEW_EXAMPLES)
+        if chosen is not None and not every_example:
+            few = settings(chosen, max_examples=min(chosen.max_examples, _FEW_EXAMPLES), derandomize=True)
+            item.obj._hypothesis_internal_use_settings = few
 
 
 def pytest_collection_finish() -> None:

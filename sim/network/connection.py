@@ -156,10 +156,9 @@ class Connection:
     def _send_some(self, buffer: SendBuffer) -> bool:
         """Send what there is room for of the first message; return whether that was all of it."""
         assert isinstance(self._link, FifoLink)
-        sent_bytes = buffer.room_bytes(self._environment.now)
+        sent_bytes = self._with_remainder(buffer.room_bytes(self._environment.now))
         self._left_bytes -= sent_bytes
-        # A remainder of at most half a byte comes from rounding.
-        is_last = self._left_bytes <= 0.5
+        is_last = not self._left_bytes
         if sent_bytes or is_last:
             depart = self._depart_last if is_last else _ignore
             starts_s, departs_s = self._link.start(self._flow(sent_bytes, self._queue[0], depart))
@@ -196,14 +195,17 @@ class Connection:
 
     def _transmit_window(self, _: Timer | None = None) -> None:
         """Transmit the next bytes of the message, at most one window, since links queue no more at a time."""
-        sent_bytes = min(self._left_bytes, self._window_bytes)
+        sent_bytes = self._with_remainder(self._window_bytes)
         self._left_bytes -= sent_bytes
         self._link.start(self._flow(sent_bytes, self._queue[0], self._depart))
 
+    def _with_remainder(self, room_bytes: float) -> float:
+        """Return how much of the message there is room for, with a remainder of half a byte, which is rounding."""
+        return room_bytes if room_bytes < self._left_bytes - 0.5 else self._left_bytes
+
     def _depart(self, departed_s: float) -> None:
         """Transmit the next window of the message, or deliver it and go on with the next message."""
-        # A remainder of at most half a byte comes from rounding.
-        if self._left_bytes > 0.5:
+        if self._left_bytes:
             self._transmit_window()
             return
         self._deliver(self._queue.popleft(), departed_s)

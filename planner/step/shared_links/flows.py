@@ -159,13 +159,17 @@ def _advance(run: _Run, height: int, now_s: float) -> int:  # pragma: no cover
 @inner
 def _choose(run: _Run, actor: int, now_s: float) -> int:  # pragma: no cover
     """Let an actor begin one of the actions that it chooses from; return the height of the stack."""
-    choices, progress, state = run.choices, run.progress, run.state
+    graph, choices, progress, state = run.graph, run.choices, run.progress, run.state
     position = state.position[actor]
-    action = choose(choices, progress, run.graph, state.arrival_s, actor, choices.step[position], now_s)
+    action = choose(choices, progress, graph, state.arrival_s, actor, choices.step[position], now_s)
     if action < 0:
         return 0
     record_choice(choices, progress, actor, action)
-    end_s = state.ended_s[action] = now_s + run.duration_s[action]
+    start_s = now_s
+    for place in range(graph.first_received[action], graph.first_received[action + 1]):
+        # The last input may arrive within `SAME_MOMENT_S` from now.
+        start_s = max(start_s, state.arrival_s[graph.received[place]])
+    end_s = state.ended_s[action] = start_s + run.duration_s[action]
     state.position[actor], state.clock_s[actor], progress.choose_s[actor] = position + 1, end_s, end_s
     _, height = _send(run, 0, action, actor, end_s, now_s)
     if not progress.left[actor]:
