@@ -16,6 +16,7 @@ from planner.plan.plan import Plan
 from planner.schedules.kernel.problem import KINDS
 from planner.step.compile import CompiledStep, first_segments
 from planner.step.tables import SYNC
+from sim.network.link_probes import LinkProbes
 from sim.step import StepRun
 
 Columns = dict[str, NDArray[np.float64] | NDArray[np.int64]]
@@ -25,12 +26,15 @@ class Recorder:
     """Collects the events of a run.
 
     Args:
-        probes: Whether each step probes its paths, as in the executor (`planner.adapt.observation`).
+        probes: The probes of unused links, if each step probes these and its paths, as in the executor
+            (`planner.adapt.observation`); None if it probes nothing.
         spool: Takes the events, so that they need not stay in memory; None to keep them.
     """
 
-    def __init__(self, devices: Sequence[str], *, probes: bool = False, spool: EventSpool | None = None) -> None:
-        self._has_probes = probes
+    def __init__(
+        self, devices: Sequence[str], *, probes: LinkProbes | None = None, spool: EventSpool | None = None
+    ) -> None:
+        self._link_probes = probes
         self._spool = spool
         # By path, as the product of its devices' numbers: the first step that used it.
         self._first_step: dict[int, int] = {}
@@ -61,6 +65,12 @@ class Recorder:
         events, others = self._events(step), self._unobserved
         self.keep(events)
         self._unobserved = []
+        if self._link_probes is not None:
+            begun_s = zip(step.compiled.actors, step.begun_s.tolist(), strict=True)
+            self._link_probes.send(step.plan, step.number, dict(begun_s))
+            for probe in self._link_probes.arrived(step.over_s):
+                self.add(probe)
+                others.append(probe)
         return chain(events, others) if others else events
 
     def finish_part(self, step: StepRun) -> None:
@@ -114,7 +124,7 @@ class Recorder:
 
     def _events(self, step: StepRun) -> EventLog:
         parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]
-        if self._has_probes:
+        if self._link_probes is not None:
             parts.append(self._probes(step))
         return EventLog(self._names, join_columns(parts))
 

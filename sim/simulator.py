@@ -17,6 +17,7 @@ from planner.runs.record import RunRecord
 from planner.scenario.faults import known_away, noticed_absences, with_ended_hangs
 from planner.scenario.scenario import Scenario
 from sim.epoch import Epoch, EpochRun
+from sim.network.link_probes import LinkProbes
 from sim.recorder import Recorder
 from sim.step_gate import PolicyClock, StopCondition
 from sim.updates.async_updates import AsyncUpdates
@@ -92,7 +93,8 @@ class Run:
         self._stop = stop
         self._backup_every = backup_every
         devices = [device.name for device in scenario.cluster.devices]
-        self._recorder = Recorder(devices, probes=adaptation is not None, spool=spool)
+        probes = LinkProbes(self._scenario) if adaptation is not None else None
+        self._recorder = Recorder(devices, probes=probes, spool=spool)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
         self._updates = AsyncUpdates(plan.synchronisation, stop.steps)
 

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from executor.core.control_channel import read_key
 from executor.core.events import ROWS_AT_ONCE, EventRecorder, PartnerRows, StepPublisher
 from executor.core.failures import PeerLostError, blaming
 from executor.core.messages import NewPlan, Reconfiguration, SessionSpec
 from executor.core.step_program import StepProgram
 from executor.core.timeouts import timeouts
 from executor.rank.context import RankConfig, RankContext
-from executor.rank.control_client import ENDED, ControlClient, SessionEndedError
+from executor.rank.control_client import ENDED, ControlClient, ControlStore, SessionEndedError
 from executor.rank.session_updates import SessionUpdates
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.finite import check_loss
@@ -23,9 +24,11 @@ from executor.recovery.layer_messages import LayerMessages
 from executor.recovery.migration import LayerMoves
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.interpreter import Interpreter, Updates
+from executor.runtime.link_probes import LinkProbes
 from executor.runtime.outer.updates import OuterUpdates
 from executor.transport.rendezvous import ProcessGroups
 from executor.transport.staging import Staging
+from executor.transport.timed_path import Emulation
 from executor.transport.transport import Transport
 from planner.adapt.copies import layers_of
 from planner.adapt.worker_moves import workers_anew
@@ -65,6 +68,7 @@ class Session:
         at_once = ROWS_AT_ONCE if waits or self._context.checkpoints is None else 1
         self._rows = EventRecorder(self._context.file, self._publisher, at_once)
         self._staging = Staging(self._context.copies, self._fail)
+        self._link_probes: LinkProbes | None = None
         self._client.call_at_end(self._abort)
 
     def run(self, conclude: Callable[[], None]) -> None:
@@ -80,6 +84,8 @@ class Session:
                 groups = self._connect()
                 if self._spec.origin_s is None:
                     self._start()
+            if config.run.adapts and not config.run.decoupled:
+                self._link_probes = self._open_link_probes()
             transport = self._open(groups)
             self._restore(transport)
             self._train(transport, groups)
@@ -88,6 +94,7 @@ class Session:
                 context.checkpoints.finish()
             self._staging.close()
             transport.close()
+            self._close_link_probes()
             self._rows.flush()
             conclude()
             if not config.run.replaces:
@@ -117,6 +124,7 @@ class Session:
         assert backups is not None
         assert publisher is not None
         self._staging.close(wait=False)
+        self._close_link_probes()
         if self._transport is not None:
             self._transport.abandon()
         # Drop the connections before their process group is destroyed.
@@ -150,6 +158,29 @@ class Session:
         with blaming():
             transport.connect_devices(self._spec.plans[0].plan)
         return transport
+
+    def _open_link_probes(self) -> LinkProbes:
+        config, shaper = self._config, self._context.shaper
+
+        def emulate(target: str) -> Emulation | None:
+            return None if shaper is None else shaper.between(config.device, target)
+
+        return LinkProbes(
+            config.device,
+            config.devices,
+            config.scenario,
+            self._client.own_address,
+            read_key(config.folder.key),
+            self._spec.store_prefix,
+            ControlStore(self._client),
+            self._context.clock,
+            self._rows,
+            emulate,
+        )
+
+    def _close_link_probes(self) -> None:
+        if self._link_probes is not None:
+            self._link_probes.close()
 
     def _restore(self, transport: Transport) -> None:
         """Restore the layers of this rank to the state before the session's first step, from all ranks' copies."""
@@ -269,10 +300,14 @@ class Session:
     def _follow_epoch(self, first: int) -> Reconfiguration | None:
         assert self._publisher is not None, "without a policy every rank has a part in the plan"
         backups = self._context.backups
+        # Before second 0 of the run the links are not as they will be.
+        self._context.clock.sleep_until(0.0)
         for step in range(first, self._config.run.steps):
             new = self._client.wait(step)
             if _begins_another(new, step, first):
                 return Reconfiguration(step, new, self._context.clock.now_s())
+            if self._link_probes is not None:
+                self._link_probes.send(step, new.plan)
             if backups is not None:
                 backups.rest(step, new.plan, self._client.durable(step), anew=step == first)
             self._publisher.finish(step)
@@ -318,6 +353,8 @@ class Session:
         config, context, publisher = self._config, self._context, self._publisher
 
         def begin(step: StepProgram) -> None:
+            if self._link_probes is not None:
+                self._link_probes.send(step.step, step.plan)
             if config.run.decoupled:
                 self._copy_marked(step)
             elif context.checkpoints is not None and context.checkpoints.begin_step(step, self._outer_states):

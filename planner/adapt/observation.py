@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from planner.adapt.gradient_noise import NoiseEstimate
+from planner.adapt.unused_links import UnusedDelays, UnusedPath, is_link_probe
 from planner.events.event import PROBE_ACTION, Event, EventKind, is_exchange
 from planner.plan.plan import Plan
 
@@ -124,6 +125,9 @@ class Observation:
             checkpoint; None if it is not known.
         left_s: Time that the run is expected to go on after this step, seconds: a move may no longer pay in what is
             left of a short run. Infinite if it is not known, and in observations of steps that devices have left.
+        unused: Propagation delays of paths between regions that the plan does not use, as far as probes of them have
+            arrived since the step before, sorted by source and target names. Such a delay is the least of the last
+            three probes.
     """
 
     step: int
@@ -137,17 +141,19 @@ class Observation:
     noise: NoiseEstimate | None = None
     first_plan: Plan | None = None
     left_s: float = math.inf
+    unused: tuple[UnusedPath, ...] = ()
 
 
 def _is_late(event: Event) -> bool:
-    return event.kind in (EventKind.BACKUP, EventKind.MIGRATE) or is_exchange(event)
+    return event.kind in (EventKind.BACKUP, EventKind.MIGRATE) or is_exchange(event) or is_link_probe(event)
 
 
 def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
     """Return the events of a recorded run by the step with which a policy sees them, to show them to a policy again.
 
     A backup or migration is seen with the first step that ends after it has left its sender, an exchange between
-    pipelines with the first one that ends after its arrival; policies of simulated runs see some exchanges later.
+    pipelines or a probe of an unused link with the first one that ends after its arrival; policies of simulated runs
+    see some exchanges later.
     """
     parts: defaultdict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -156,7 +162,7 @@ def seen_with_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
     ends_s = {step: max(event.end_s for event in part) for step, part in sorted(parts.items())}
     for event in events:
         if _is_late(event):
-            over_s = event.arrived_s if is_exchange(event) else event.end_s
+            over_s = event.arrived_s if is_exchange(event) or is_link_probe(event) else event.end_s
             step = next((step for step, end_s in ends_s.items() if end_s >= over_s), None)
             if step is not None:
                 parts[step].append(event)
@@ -172,16 +178,21 @@ class Observer:
         self._delays_s = defaultdict[tuple[str, str], "deque[tuple[float, bool]]"](lambda: deque(maxlen=WINDOW_STEPS))
         self._left_s: dict[tuple[str, str], float] = {}
         self._arrived_s: dict[tuple[str, str], float] = {}
+        self._unused = UnusedDelays()
 
     def observe(self, events: Iterable[Event], step: int, plan: Plan) -> Observation:
         """Return the observation of ``step``, which ran ``plan``.
 
-        Events of other steps are ignored, except that backups and migrations keep their path busy.
+        Events of other steps are ignored, except that backups and migrations keep their path busy, and that probes of
+        unused links show their delays.
         """
         compute: defaultdict[str, float] = defaultdict(float)
         sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
         end_s = 0.0
         for event in sorted(events, key=lambda e: (e.start_s, e.end_s, e.device)):
+            if is_link_probe(event):
+                self._unused.add(event)
+                continue
             # What can be late counts in the step with whose events it comes.
             if _is_late(event) and event.arrived_s >= 0:
                 sends[event.device, event.peer].append(event)
@@ -194,7 +205,7 @@ class Observer:
                 sends[event.device, event.peer].append(event)
         seen = [self._path(source, target, sends[source, target]) for source, target in sorted(sends)]
         paths = tuple(path for path in seen if path.busy_s > 0 and path.size_bytes)
-        return Observation(step, plan, tuple(sorted(compute.items())), paths, end_s=end_s)
+        return Observation(step, plan, tuple(sorted(compute.items())), paths, end_s=end_s, unused=self._unused.take())
 
     def _path(self, source: str, target: str, sends: Sequence[Event]) -> PathObservation:
         """Return what the sends of a step, sorted by start, show of their path."""

@@ -1,19 +1,20 @@
 """Forecasts of the links, learned from the steps of a run.
 
 Every step that uses a link gives one sample of the link's rate and latency, which is taken to last as long as the step.
-A regime is the time between two changes of the mean of log(rate), which a Page-Hinkley test finds. The forecast of a
-link is the set of all samples of the current regime, not their mean, since a plan must also run when the link is slow.
-A regime is expected to last as long as past regimes did on average.
+Probes give the latency of a link that is not used. A regime is the time between two changes of the mean of log(rate),
+which a Page-Hinkley test finds. The forecast of a link is the set of all samples of the current regime, not their mean,
+since a plan must also run when the link is slow. A regime is expected to last as long as past regimes did on average.
 """
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
 from planner.plan.plan import Plan
+from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
 from planner.systems.auto.forecasting.change_detection import PageHinkley
@@ -21,7 +22,7 @@ from planner.systems.auto.forecasting.change_detection import PageHinkley
 # Assumed length of the first regime of a link, seconds, which is not known before the first change.
 FIRST_DWELL_S = 600.0
 
-# Total duration of the last steps whose samples of a link are kept, seconds.
+# Total duration of the last steps whose samples of a link, or latencies of it, are kept, seconds.
 MEMORY_S = 900.0
 
 # Parameters of the Page-Hinkley test on log(rate). Assumption: changes by a factor of two are worth finding, so the
@@ -66,6 +67,8 @@ class LinkForecast:
         self.declared = LinkSample(rate_bps, latency_s, 0.0)
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples: deque[LinkSample] = deque()
+        # Latencies, also of steps that did not use the link, each with the duration of its step, seconds.
+        self._latencies_s: deque[tuple[float, float]] = deque()
         self._dwells_s = [FIRST_DWELL_S]
         self.age_s = 0.0
         self.unseen_s = 0.0
@@ -77,20 +80,38 @@ class LinkForecast:
 
     @property
     def samples(self) -> tuple[LinkSample, ...]:
-        """Samples of this regime, oldest first; if there are none, one with the declared rate and latency."""
-        return tuple(self._samples) or (self.declared,)
+        """Samples of this regime, oldest first; if there are none, ones with the declared rate.
+
+        Latencies are known for longer than rates where a link was not used: each of them comes with one of the rates.
+        """
+        return self._with_latencies(tuple(self._samples) or (self.declared,))
+
+    @property
+    def as_declared(self) -> tuple[LinkSample, ...]:
+        """Samples with the declared rate, and the latencies that are known, oldest first."""
+        return self._with_latencies((self.declared,))
 
     @property
     def expected(self) -> LinkSample:
         """Sample of median rate of this regime; the declared one once the regime should be over, unless it was seen."""
-        if self.unseen_s > self.expected_dwell_s:
-            return self.declared
-        return sorted(self.samples, key=lambda each: each.rate_bps)[len(self.samples) // 2]
+        samples = self.as_declared if self.unseen_s > self.expected_dwell_s else self.samples
+        return sorted(samples, key=lambda each: (each.rate_bps, each.latency_s))[len(samples) // 2]
+
+    def _with_latencies(self, samples: tuple[LinkSample, ...]) -> tuple[LinkSample, ...]:
+        count = len(self._latencies_s)
+        return (
+            tuple(
+                LinkSample(samples[place * len(samples) // count].rate_bps, *each)
+                for place, each in enumerate(self._latencies_s)
+            )
+            or samples
+        )
 
     def learn(self, sample: LinkSample) -> bool:
         """Add the sample of a step that used the link; return whether it begins a new regime."""
         self.unseen_s = 0.0
         self._samples.append(sample)
+        self.see_latency(sample.latency_s, sample.duration_s)
         self.age_s += sample.duration_s
         kept_s = sum(each.duration_s for each in self._samples)
         while len(self._samples) > 1 and kept_s > MEMORY_S:
@@ -101,14 +122,23 @@ class LinkForecast:
         self._dwells_s.append(self.age_s)
         self.restart()
         self._samples.append(sample)
+        self._latencies_s.clear()
+        self.see_latency(sample.latency_s, sample.duration_s)
         return True
+
+    def see_latency(self, latency_s: float, duration_s: float) -> None:
+        """Add the latency of a step that took ``duration_s`` and need not have used the link."""
+        self._latencies_s.append((latency_s, duration_s))
+        kept_s = sum(each_s for _, each_s in self._latencies_s)
+        while len(self._latencies_s) > 1 and kept_s > MEMORY_S:
+            kept_s -= self._latencies_s.popleft()[1]
 
     def skip(self, duration_s: float) -> None:
         """Add the duration of a step that did not use the link, seconds."""
         self.unseen_s += duration_s
 
     def restart(self) -> None:
-        """Begin a new regime without samples, without recording the length of the old one."""
+        """Begin a new regime without samples of the rate, without recording the length of the old one."""
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples.clear()
         self.age_s = 0.0
@@ -120,26 +150,45 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
     - Links inside a region or host are left out.
     - The rate of a link is the highest of the rates of the paths that use it, and of the rate of all of them together:
       no rate that the scenario declares is used.
-    - The latency of a path is divided among its links in proportion to their declared latencies; of several paths on a
-      link, the lowest latency counts. It is None if no path has one.
+    - The latency of a link is as in `_latencies_s`, and None if no path has one.
     """
     users: defaultdict[str, list[PathObservation]] = defaultdict(list)
-    latencies_s: defaultdict[str, list[float]] = defaultdict(list)
     for path in observation.paths:
-        links = [link for link in scenario.cluster.path(path.source, path.target) if link.source != link.target]
-        declared_s = sum(link.latency_s for link in links)
-        for link in links:
+        for link in _links(path.source, path.target, scenario):
             users[link.name].append(path)
-            if path.latency_s is not None:
-                part = link.latency_s / declared_s if declared_s else 1 / len(links)
-                latencies_s[link.name].append(max(0.0, path.latency_s * part))
+    delays = ((path.source, path.target, path.latency_s) for path in observation.paths if path.latency_s is not None)
+    latencies_s = _latencies_s(delays, scenario)
     return {
-        name: (
-            max(joint_rate_bps(paths), *(path.rate_bps for path in paths)),
-            min(latencies_s[name], default=None),
-        )
+        name: (max(joint_rate_bps(paths), *(path.rate_bps for path in paths)), latencies_s.get(name))
         for name, paths in users.items()
     }
+
+
+def unused_latencies_s(observation: Observation, scenario: Scenario) -> dict[str, float]:
+    """Return the latency of each link between regions, seconds, by name, that a step has probed and not used."""
+    return _latencies_s(observation.unused, scenario)
+
+
+def _latencies_s(delays: Iterable[tuple[str, str, float]], scenario: Scenario) -> dict[str, float]:
+    """Return the latencies of links, seconds, by name, from the delays (source, target, seconds) of paths.
+
+    The delay of a path is divided among its links in proportion to their declared latencies; of several paths on a
+    link, the lowest latency counts.
+    """
+    found: dict[str, float] = {}
+    for source, target, delay_s in delays:
+        links = _links(source, target, scenario)
+        declared_s = sum(link.latency_s for link in links)
+        for link in links:
+            part = link.latency_s / declared_s if declared_s else 1 / len(links)
+            latency_s = max(0.0, delay_s * part)
+            found[link.name] = min(latency_s, found.get(link.name, latency_s))
+    return found
+
+
+def _links(source: str, target: str, scenario: Scenario) -> list[Link]:
+    """Return the links of a path but those inside a region or host."""
+    return [link for link in scenario.cluster.path(source, target) if link.source != link.target]
 
 
 def forecast_paths(plan: Plan, scenario: Scenario, states: Mapping[str, LinkSample]) -> Paths:

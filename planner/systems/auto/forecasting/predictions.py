@@ -20,6 +20,7 @@ from planner.systems.auto.forecasting.forecast import (
     LinkSample,
     forecast_paths,
     observed_links,
+    unused_latencies_s,
 )
 from planner.systems.auto.forecasting.link_rates import Links, are_near, declared_links, with_links
 from planner.systems.auto.forecasting.prediction_error import PredictionBias
@@ -61,10 +62,13 @@ class Predictions:
     def learn(self, observation: Observation, duration_s: float) -> tuple[dict[str, LinkSample], bool]:
         """Add a step, which took ``duration_s``, to the forecasts of the links.
 
+        Of links that it did not use, probes may have shown the latency.
+
         Returns:
             The samples of the links that the step used, and whether a new regime of one of them begins.
         """
         seen = observed_links(observation, self._scenario)
+        probed_s = unused_latencies_s(observation, self._scenario)
         changed, samples = False, {}
         for name, link in self.links.items():
             if name in seen:
@@ -76,6 +80,8 @@ class Predictions:
                 changed |= link.learn(samples[name])
             else:
                 link.skip(duration_s)
+                if name in probed_s:
+                    link.see_latency(probed_s[name], duration_s)
         return samples, changed
 
     def correct(self, plan: Plan, duration_s: float, samples: Mapping[str, LinkSample]) -> None:
@@ -94,9 +100,9 @@ class Predictions:
         return self._at_states_s(plan, {name: link.samples for name, link in self.links.items()})
 
     def optimistic_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step if links with stale samples are as declared, seconds."""
+        """Return the predicted time of a step if links with stale samples have their declared rates, seconds."""
         links = self.links.items()
-        samples = {name: link.samples if _is_fresh(link) else (link.declared,) for name, link in links}
+        samples = {name: link.samples if _is_fresh(link) else link.as_declared for name, link in links}
         return self._at_states_s(plan, samples)
 
     def expected_s(self, plan: Plan, known: Mapping[str, LinkSample]) -> float:

@@ -7,6 +7,7 @@ import pytest
 from experiments.benches.fidelity.planned import DEPARTED
 from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation
+from planner.events.event import Event, EventKind
 from planner.plan.plan import Plan, Replica
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
@@ -94,17 +95,36 @@ def test_a_run_too_short_for_a_probe_to_pay_keeps_its_plan() -> None:
     assert not run(scenario, start, "auto", 240.0).decisions
 
 
-def test_a_probe_over_a_latency_far_above_the_declared_one_ends_after_a_step() -> None:
-    declared = wide_scenario()
+def with_latencies(scenario: Scenario, rises_s: float, latency_s: float) -> Scenario:
+    """Return the scenario with a latency that all links have from ``rises_s`` seconds on, in place of the declared."""
     links = tuple(
-        replace(link, trace=LinkTrace([0.0], [link.bandwidth_bps], 60.0, [20.0])) for link in declared.cluster.links
+        replace(
+            link,
+            trace=LinkTrace([0.0, rises_s], [link.bandwidth_bps] * 2, 1e5, [link.latency_s, latency_s]),  # type: ignore[arg-type]
+        )
+        for link in scenario.cluster.links
     )
-    scenario = replace(declared, cluster=replace(declared.cluster, links=links))
-    start = on_one_device(scenario)
+    return replace(scenario, cluster=replace(scenario.cluster, links=links))
+
+
+def test_a_latency_far_above_the_declared_one_is_known_without_moving_layers() -> None:
+    scenario = with_latencies(wide_scenario(), 1.0, 20.0)
+    assert not run(scenario, on_one_device(scenario), "auto", 3600.0).decisions
+
+
+def test_a_probe_that_meets_a_latency_far_above_the_known_one_ends_after_a_step() -> None:
+    declared = wide_scenario()
+    start = on_one_device(declared)
+    probed_s = next(event.start_s for event in run(declared, start, "auto", 700.0).events if is_decision(event))
+    scenario = with_latencies(declared, probed_s + 1.0, 20.0)
     adapted = run(scenario, start, "auto", 3600.0)
     probe, back = adapted.decisions
     assert (back.observed_step, back.plan.pipelines) == (probe.first_step, start.pipelines)
     assert per_s(adapted) >= 0.975 * per_s(run(scenario, start, "none", 3600.0))
+
+
+def is_decision(event: Event) -> bool:
+    return event.kind is EventKind.DECISION
 
 
 def test_probing_moves_one_layer_over_the_link() -> None:

@@ -67,9 +67,36 @@ def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
     link.skip(20.0)
     assert link.unseen_s == 70.0
     link.restart()
-    assert link.samples == (link.declared,)
+    assert {sample.rate_bps for sample in link.samples} == {link.declared.rate_bps}
     link.learn(LinkSample(2e7, 0.02, 1.0))
     assert link.unseen_s == 0.0
+
+
+def test_latencies_of_an_unused_link_come_with_its_rates() -> None:
+    link = LinkForecast(1e8, 0.02)
+    for latency_s in (0.5, 0.1, 0.3):
+        link.see_latency(latency_s, 2.0)
+    assert link.samples == tuple(LinkSample(1e8, latency_s, 2.0) for latency_s in (0.5, 0.1, 0.3))
+    # Where the rate is the same, the latency in the middle is expected.
+    assert link.expected == LinkSample(1e8, 0.3, 2.0)
+    # Rates of the steps that used it are spread over all that time.
+    link.restart()
+    link.learn(LinkSample(1e7, 0.2, 1.0))
+    link.learn(LinkSample(2e7, 0.2, 1.0))
+    link.see_latency(0.4, 2.0)
+    latencies_s = [(0.5, 2.0), (0.1, 2.0), (0.3, 2.0), (0.2, 1.0), (0.2, 1.0), (0.4, 2.0)]
+    assert link.samples == tuple(LinkSample(1e7 if place < 3 else 2e7, *each) for place, each in enumerate(latencies_s))
+    assert [sample.rate_bps for sample in link.as_declared] == [1e8] * 6
+    link.see_latency(0.6, MEMORY_S)
+    assert [sample.latency_s for sample in link.samples] == [0.6]
+
+
+def test_a_link_that_is_always_used_has_its_own_latencies() -> None:
+    link = LinkForecast(1e8, 0.02)
+    samples = [LinkSample(1e8 + step, 0.01 * step, 10.0 + step) for step in range(30)]
+    for sample in samples:
+        link.learn(sample)
+    assert link.samples == tuple(samples)
 
 
 def test_a_path_is_put_down_to_its_link() -> None:
