@@ -48,7 +48,7 @@ class LinkProbes:
 
     Args:
         devices: Names of all devices of the job, in the same order on all ranks.
-        host: Address at which this rank receives probes, and no other process of other hosts.
+        host: Address of this host at which the rank receives probes.
         key: The job's key, by which a rank knows the probes of others.
         session: Text that no other session has, for the keys of ``book``.
         emulate: Returns the emulation of the links to a device; None if the network has them.
@@ -70,7 +70,7 @@ class LinkProbes:
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.bind((self._host, 0))
         self._socket.settimeout(_LONGEST_WAIT_S)
-        self._book.set(self._entry(self._device), str(self._socket.getsockname()[1]) + " " + self._host)
+        self._book.set(self._entry(self._device), f"{self._socket.getsockname()[1]} {self._host}")
         self._is_closed = False
         # Targets to which an emulated probe is on its way: one at a time.
         self._under_way: set[str] = set()
@@ -110,7 +110,7 @@ class LinkProbes:
         # Without a route to the target, or with the socket closed, a probe is lost as others are on their way.
         with suppress(OSError):
             port, host = self._book.get(self._entry(target)).decode().split(" ")
-            self._socket.sendto(body + self._proof(body), (host, int(port)))
+            self._socket.sendto(body + self._proof(target, body), (host, int(port)))
 
     def _receive(self) -> None:
         with self._socket:
@@ -124,7 +124,7 @@ class LinkProbes:
 
     def _take(self, datagram: bytes, arrived_s: float) -> None:
         body, proof = datagram[: _BODY.size], datagram[_BODY.size :]
-        if self._is_closed or not hmac.compare_digest(proof, self._proof(body)):
+        if self._is_closed or not hmac.compare_digest(proof, self._proof(self._device, body)):
             return
         step, start_s, sender = _BODY.unpack(body)
         if step > self._newest.get(sender, -1):
@@ -135,7 +135,7 @@ class LinkProbes:
     def _entry(self, device: str) -> str:
         return f"{self._session}/probes/{device}"
 
-    def _proof(self, body: bytes) -> bytes:
-        """Return what only ranks of this session can add to a probe for the receiver that it names."""
-        digest = hmac.digest(self._key, self._session.encode() + body, "sha256")
+    def _proof(self, receiver: str, body: bytes) -> bytes:
+        """Return what only ranks of this session can add to a probe for a receiver."""
+        digest = hmac.digest(self._key, self._entry(receiver).encode() + body, "sha256")
         return digest[: LINK_PROBE_BYTES - _BODY.size]

@@ -8,7 +8,7 @@ import pytest
 
 from executor.backend import EmulatorChoice, TorchBackend
 from executor.core.clock import RunClock
-from executor.runtime.link_probes import LinkProbes
+from executor.runtime.link_probes import _BODY, LinkProbes
 from executor.wan.testbed import missing
 from planner.adapt.unused_links import LINK_PROBE_BYTES, is_link_probe
 from planner.events.event import Event
@@ -75,6 +75,10 @@ def test_only_genuine_probes_of_this_session_are_recorded_and_each_once() -> Non
     others = probes("device-0", key=b"another"), probes("device-0", session="other")
     for other in others:
         other.send(7, plan)
+    # What is meant for another device may be sent on to this one.
+    body = _BODY.pack(7, 0.0, 0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(body + sender._proof("device-1", body), ("127.0.0.1", port))
     # A rank that begins a step again sends nothing new.
     for step in (3, 3, 2, 4):
         sender.send(step, plan)
