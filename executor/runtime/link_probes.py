@@ -1,10 +1,11 @@
-"""Probes, by which a run measures the propagation delay of links between regions that its plan does not use.
+"""Probes, by which a run measures links between regions that its plan does not use.
 
 They are datagrams and no messages of training: a link that loses them, or that is down, delays nothing, and a rank that
 computes nothing takes part as well. `planner.adapt.unused_links` says which ranks send them, and which row they become.
 """
 
 import hmac
+import math
 import socket
 import struct
 import threading
@@ -17,16 +18,34 @@ from typing import Protocol
 from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.transport.timed_path import Emulation
-from planner.adapt.unused_links import LINK_PROBE_BYTES, link_probe, unused_paths
+from planner.adapt.unused_links import (
+    PACKET_BYTES,
+    PROBE_EVERY_S,
+    SMALL_BYTES,
+    large_packets,
+    link_probe,
+    unused_paths,
+)
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from traces.common.errors import RunError
 
-# Step, time of sending in run seconds, index of the sender; after it, the first bytes of an HMAC of it.
-_BODY = struct.Struct("!qdI")
+# Step, time of sending in run seconds, index of the sender, index of the packet and of the last one; after it, the
+# first bytes of an HMAC of it. The packet 0 is the small probe, the others are the large one.
+_BODY = struct.Struct("!qdIHH")
+_PROOF_BYTES = SMALL_BYTES - _BODY.size
 
 # How long the receiving thread waits at most before it looks whether it shall end, seconds.
 _LONGEST_WAIT_S = 0.5
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What has come of the latest probes of one sender: their step, the index of the last packet, bytes so far."""
+
+    step: int
+    index: int = 0
+    large_bytes: int = 0
 
 
 class AddressBook(Protocol):
@@ -72,65 +91,84 @@ class LinkProbes:
         self._socket.settimeout(_LONGEST_WAIT_S)
         self._book.set(self._entry(self._device), f"{self._socket.getsockname()[1]} {self._host}")
         self._is_closed = False
-        # Targets to which an emulated probe is on its way: one at a time.
+        # By target: when it was probed last, run seconds; and those to which emulated probes are on their way.
+        self._sent_s: dict[str, float] = {}
         self._under_way: set[str] = set()
-        # By sender: step of the newest probe, since datagrams may come twice or be sent again by somebody else.
-        self._newest: dict[int, int] = {}
+        # By sender; packets may come twice, or be sent again by somebody else.
+        self._heard: dict[int, _Heard] = {}
         threading.Thread(target=self._receive, name="link-probes", daemon=True).start()
 
     def send(self, step: int, plan: Plan) -> None:
         """Send the probes that are this rank's with a step, and return at once."""
+        now_s = self._clock.now_s()
         for source, target in unused_paths(plan, self._scenario):
-            if source != self._device or target in self._under_way or not self._book.check([self._entry(target)]):
+            is_due = now_s >= self._sent_s.get(target, -math.inf) + PROBE_EVERY_S and target not in self._under_way
+            if source != self._device or not is_due or not self._book.check([self._entry(target)]):
                 continue
-            start_s = self._clock.now_s()
-            body = _BODY.pack(step, start_s, self._devices.index(source))
+            self._sent_s[target] = now_s
+            last, sender = large_packets(source, target, self._scenario), self._devices.index(source)
+            bodies = [_BODY.pack(step, now_s, sender, index, last) for index in range(last + 1)]
             emulation = self._emulate(target)
             if emulation is None:
-                self._send(target, body)
+                self._send(target, bodies)
                 continue
             self._under_way.add(target)
-            deliver = partial(self._deliver, emulation, target, body, start_s)
+            deliver = partial(self._deliver, emulation, target, bodies, now_s)
             threading.Thread(target=deliver, name="link-probe", daemon=True).start()
 
     def close(self) -> None:
         """Send and record no more."""
         self._is_closed = True
 
-    def _deliver(self, emulation: Emulation, target: str, body: bytes, start_s: float) -> None:
-        """Send a probe when it would arrive over emulated links."""
+    def _deliver(self, emulation: Emulation, target: str, bodies: Sequence[bytes], ready_s: float) -> None:
+        """Send the probes when they would arrive over emulated links."""
         # The links may carry nothing any more, and the emulation may have been closed meanwhile.
         with suppress(RunError, ValueError):
-            departed_s = emulation.transmit(8 * LINK_PROBE_BYTES, start_s, 1)
-            self._clock.sleep_until(emulation.delivery_s(departed_s))
-            self._send(target, body)
+            for part, size_bytes in ((bodies[:1], SMALL_BYTES), (bodies[1:], PACKET_BYTES * (len(bodies) - 1))):
+                ready_s = emulation.transmit(8 * size_bytes, ready_s, 1)
+                self._clock.sleep_until(emulation.delivery_s(ready_s))
+                self._send(target, part)
         self._under_way.discard(target)
 
-    def _send(self, target: str, body: bytes) -> None:
+    def _send(self, target: str, bodies: Sequence[bytes]) -> None:
+        if self._is_closed:
+            return
+        port, host = self._book.get(self._entry(target)).decode().split(" ")
         # Without a route to the target, or with the socket closed, a probe is lost as others are on their way.
         with suppress(OSError):
-            port, host = self._book.get(self._entry(target)).decode().split(" ")
-            self._socket.sendto(body + self._proof(target, body), (host, int(port)))
+            for body in bodies:
+                packet = body + self._proof(target, body)
+                is_small = _BODY.unpack(body)[3] == 0
+                self._socket.sendto(packet if is_small else packet.ljust(PACKET_BYTES, b"\0"), (host, int(port)))
 
     def _receive(self) -> None:
         with self._socket:
             while not self._is_closed:
                 try:
-                    # One byte more than a probe has, so that longer datagrams are none.
-                    datagram = self._socket.recv(LINK_PROBE_BYTES + 1)
+                    packet = self._socket.recv(PACKET_BYTES)
                 except TimeoutError:
                     continue
-                self._take(datagram, self._clock.now_s())
+                self._take(packet, self._clock.now_s())
 
-    def _take(self, datagram: bytes, arrived_s: float) -> None:
-        body, proof = datagram[: _BODY.size], datagram[_BODY.size :]
+    def _take(self, packet: bytes, arrived_s: float) -> None:
+        body, proof = packet[: _BODY.size], packet[_BODY.size : SMALL_BYTES]
         if self._is_closed or not hmac.compare_digest(proof, self._proof(self._device, body)):
             return
-        step, start_s, sender = _BODY.unpack(body)
-        if step > self._newest.get(sender, -1):
-            self._newest[sender] = step
-            # The clocks of two hosts differ, so that an arrival may seem to precede the sending.
-            self._rows.log(link_probe(self._devices[sender], self._device, step, start_s, max(start_s, arrived_s)))
+        step, start_s, sender, index, last = _BODY.unpack(body)
+        # The clocks of two hosts differ, so that an arrival may seem to precede the sending.
+        arrived_s = max(start_s, arrived_s)
+        heard = self._heard.get(sender, _Heard(-1))
+        if index == 0 and step > heard.step:
+            self._heard[sender] = _Heard(step)
+            self._log(sender, step, SMALL_BYTES, start_s, arrived_s)
+        elif step == heard.step and index > heard.index:
+            heard.index = index
+            heard.large_bytes += PACKET_BYTES
+            if index == last:
+                self._log(sender, step, heard.large_bytes, start_s, arrived_s)
+
+    def _log(self, sender: int, step: int, size_bytes: int, start_s: float, arrived_s: float) -> None:
+        self._rows.log(link_probe(self._devices[sender], self._device, step, size_bytes, start_s, arrived_s))
 
     def _entry(self, device: str) -> str:
         return f"{self._session}/probes/{device}"
@@ -138,4 +176,4 @@ class LinkProbes:
     def _proof(self, receiver: str, body: bytes) -> bytes:
         """Return what only ranks of this session can add to a probe for a receiver."""
         digest = hmac.digest(self._key, self._entry(receiver).encode() + body, "sha256")
-        return digest[: LINK_PROBE_BYTES - _BODY.size]
+        return digest[:_PROOF_BYTES]

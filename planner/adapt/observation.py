@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from planner.adapt.gradient_noise import NoiseEstimate
-from planner.adapt.unused_links import UnusedDelays, UnusedPath, is_link_probe
+from planner.adapt.unused_links import UnusedPath, UnusedPaths, is_link_probe
 from planner.events.event import PROBE_ACTION, Event, EventKind, is_exchange
 from planner.plan.plan import Plan
 
@@ -125,9 +125,8 @@ class Observation:
             checkpoint; None if it is not known.
         left_s: Time that the run is expected to go on after this step, seconds: a move may no longer pay in what is
             left of a short run. Infinite if it is not known, and in observations of steps that devices have left.
-        unused: Propagation delays of paths between regions that the plan does not use, as far as probes of them have
-            arrived since the step before, sorted by source and target names. Such a delay is the least of the last
-            three probes.
+        unused: What probes show of paths between regions that the plan does not use, as far as some of them have
+            arrived since the step before, sorted by source and target names.
     """
 
     step: int
@@ -178,7 +177,7 @@ class Observer:
         self._delays_s = defaultdict[tuple[str, str], "deque[tuple[float, bool]]"](lambda: deque(maxlen=WINDOW_STEPS))
         self._left_s: dict[tuple[str, str], float] = {}
         self._arrived_s: dict[tuple[str, str], float] = {}
-        self._unused = UnusedDelays()
+        self._unused = UnusedPaths()
 
     def observe(self, events: Iterable[Event], step: int, plan: Plan) -> Observation:
         """Return the observation of ``step``, which ran ``plan``.

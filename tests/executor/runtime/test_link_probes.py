@@ -1,6 +1,7 @@
 """Probes of links that a plan does not use: of real runs, against the simulator; and what strangers send is ignored."""
 
 import socket
+import threading
 import time
 from dataclasses import replace
 
@@ -8,9 +9,9 @@ import pytest
 
 from executor.backend import EmulatorChoice, TorchBackend
 from executor.core.clock import RunClock
-from executor.runtime.link_probes import _BODY, LinkProbes
+from executor.runtime.link_probes import LinkProbes
 from executor.wan.testbed import missing
-from planner.adapt.unused_links import LINK_PROBE_BYTES, is_link_probe
+from planner.adapt.unused_links import PACKET_BYTES, SMALL_BYTES, is_link_probe, large_packets
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Link
@@ -22,14 +23,18 @@ from traces.trace import LinkTrace
 
 STEPS = 6
 
+RATE_BPS = 1e8
+
 
 def one_idle_device() -> tuple[Scenario, Plan]:
-    """Return a plan of two of three regions; all links differ, and the one between the others changes its latency."""
-    scenario = chain_scenario([0.02] * 3, [0.02] * 3, bandwidth_bps=1e8)
-    changing = LinkTrace([0.0, 1.0], [1e8, 1e8], 60.0, [0.03, 0.15])  # type: ignore[arg-type]
+    """Return a plan of two of three regions; of the links to the third one changes its latency, one is slow."""
+    scenario = chain_scenario([0.02] * 3, [0.02] * 3, bandwidth_bps=RATE_BPS)
+    changing = LinkTrace([0.0, 1.0], [RATE_BPS] * 2, 60.0, [0.03, 0.15])  # type: ignore[arg-type]
+    slow = LinkTrace([0.0], [RATE_BPS / 100], 60.0)  # type: ignore[arg-type]
+    traces = {"region-2->region-0": changing, "region-1->region-2": slow}
     pairs = ((a, b) for a in range(3) for b in range(3) if a != b)
-    links = [Link(f"region-{a}", f"region-{b}", 1e8, 0.02 + 0.01 * a + 0.03 * b) for a, b in pairs]
-    links = [replace(link, trace=changing) if link.name == "region-2->region-0" else link for link in links]
+    links = [Link(f"region-{a}", f"region-{b}", RATE_BPS, 0.02 + 0.01 * a + 0.03 * b) for a, b in pairs]
+    links = [replace(link, trace=traces.get(link.name)) for link in links]
     cluster = Cluster(scenario.cluster.devices, tuple(links))
     plan = layered_plan(scenario, [([(2, 1, 2), (3, 1, 2)], [2, 2, 2, 2])])
     return replace(scenario, cluster=cluster), plan
@@ -49,52 +54,89 @@ def test_real_probes_take_as_long_as_simulated_ones(emulator: EmulatorChoice) ->
         probes = [event for event in record.events if is_link_probe(event)]
         assert {(each.device, each.peer) for each in probes} == ways
         # The policy sees what there is, step by step, and ends with the latency that the links have then.
-        last_s = {(source, target): delay_s for seen in policy.seen for source, target, delay_s in seen.unused}
+        last = {(path.source, path.target): path for seen in policy.seen for path in seen.unused}
+        last_s = {way: path.latency_s for way, path in last.items()}
         declared_s = {way: scenario.cluster.path(*way)[0].latency_at_s(5.0) for way in ways}
         assert last_s == pytest.approx(declared_s, abs=0.02)
+        # Hosts delay packets of a probe that takes 2 ms, but not by as long as it takes where the rate has collapsed.
+        rates_bps = {way: path.rate_bps or 0.0 for way, path in last.items()}
+        assert rates_bps.pop(("device-1", "device-2")) == pytest.approx(RATE_BPS / 100, rel=0.3)
+        assert min(rates_bps.values()) > RATE_BPS / 8
         # The first ones, before second 1, meet another latency.
         first = next(each for each in probes if (each.device, each.peer) == ("device-2", "device-0"))
         assert first.arrived_s - first.start_s == pytest.approx(0.03, abs=0.02)
 
 
-def test_only_genuine_probes_of_this_session_are_recorded_and_each_once() -> None:
+def test_only_genuine_packets_of_this_session_count_and_each_once() -> None:
     scenario, plan = one_idle_device()
     names = [device.name for device in scenario.cluster.devices]
-    rows, book = _Rows(), _Book()
+    rows, book, clock = _Rows(), _Book(), RunClock(time.monotonic())
 
     def probes(device: str, key: bytes = b"key", session: str = "session") -> LinkProbes:
-        clock = RunClock(time.monotonic())
-        return LinkProbes(device, names, scenario, "127.0.0.1", key, session, book, clock, rows, lambda _: None)  # type: ignore[arg-type]
+        how = (scenario, "127.0.0.1", key, session, book, clock, rows, lambda _: None)
+        return LinkProbes(device, names, *how)  # type: ignore[arg-type]
 
     receiver, sender = probes("device-2"), probes("device-0")
     port = int(book.get("session/probes/device-2").split()[0])
+    # What is sent to the receiver comes by way of a stranger, who keeps it and sends everything twice.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for garbage in (b"", b"x", bytes(LINK_PROBE_BYTES), bytes(LINK_PROBE_BYTES + 1), bytes(60_000)):
+        stranger.bind(("127.0.0.1", 0))
+        for session in ("session", "other"):
+            book.values[f"{session}/probes/device-2"] = f"{stranger.getsockname()[1]} 127.0.0.1".encode()
+            book.values[f"{session}/probes/device-1"] = f"{stranger.getsockname()[1]} 127.0.0.1".encode()
+        others = probes("device-0", key=b"another"), probes("device-0", session="other")
+        packets = 1 + large_packets("device-0", "device-2", scenario)
+
+        def kept() -> list[bytes]:
+            return [stranger.recv(2 * PACKET_BYTES) for _ in range(packets)]
+
+        for other in others:
+            other.send(7, plan)
+            for packet in kept():
+                stranger.sendto(packet, ("127.0.0.1", port))
+        for garbage in (b"", b"x", bytes(SMALL_BYTES), bytes(PACKET_BYTES), bytes(60_000)):
             stranger.sendto(garbage, ("127.0.0.1", port))
-    book.values |= {f"{each}/probes/device-2": f"{port} 127.0.0.1".encode() for each in ("session", "other")}
-    others = probes("device-0", key=b"another"), probes("device-0", session="other")
-    for other in others:
-        other.send(7, plan)
-    # What is meant for another device may be sent on to this one.
-    body = _BODY.pack(7, 0.0, 0)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(body + sender._proof("device-1", body), ("127.0.0.1", port))
-    # A rank that begins a step again sends nothing new.
-    for step in (3, 3, 2, 4):
-        sender.send(step, plan)
-    rows.await_count(2)
-    assert [(row.device, row.peer, row.step) for row in rows.logged] == [
-        ("device-0", "device-2", 3),
-        ("device-0", "device-2", 4),
+        sender.send(3, plan)
+        # Too soon after it.
+        sender.send(4, plan)
+        genuine = kept()
+        for packet in (*genuine[:5], *genuine, *genuine):
+            stranger.sendto(packet, ("127.0.0.1", port))
+        rows.await_count(2)
+        # A changed step, and a packet for this device sent to another one.
+        changed = [bytes([*packet[:7], 9, *packet[8:]]) for packet in genuine]
+        third = probes("device-1")
+        other_port = int(book.get("session/probes/device-1").split()[0])
+        for packet in genuine:
+            stranger.sendto(packet, ("127.0.0.1", other_port))
+        for packet in changed:
+            stranger.sendto(packet, ("127.0.0.1", port))
+        time.sleep(0.2)
+    place = ("device-0", "device-2", 3)
+    assert [(row.device, row.peer, row.step, row.size_bytes) for row in rows.logged] == [
+        (*place, SMALL_BYTES),
+        (*place, (packets - 1) * PACKET_BYTES),
     ]
-    receiver.close()
-    sender.send(5, plan)
-    time.sleep(0.1)
-    assert len(rows.logged) == 2
-    for each in (sender, *others):
+    for each in (receiver, sender, third, *others):
         each.close()
-    # Whoever has closed sends into nothing.
+    # Whoever has closed sends nothing.
     sender.send(6, plan)
+
+
+def test_a_receiver_that_has_closed_records_nothing() -> None:
+    scenario, plan = one_idle_device()
+    names = [device.name for device in scenario.cluster.devices]
+    rows, book, clock = _Rows(), _Book(), RunClock(time.monotonic())
+    how = (scenario, "127.0.0.1", b"key", "session", book, clock, rows, lambda _: None)
+    receiver, sender = (LinkProbes(name, names, *how) for name in ("device-2", "device-0"))  # type: ignore[arg-type]
+    threads = [thread for thread in threading.enumerate() if thread.name == "link-probes"]
+    receiver.close()
+    sender.send(3, plan)
+    sender.close()
+    for thread in threads:
+        thread.join(10.0)
+        assert not thread.is_alive()
+    assert rows.logged == []
 
 
 class _Rows:

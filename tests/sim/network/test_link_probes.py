@@ -1,25 +1,28 @@
-"""Simulated probes of links that a plan does not use: delays of the links at that time, whatever the run sends."""
+"""Simulated probes of links that a plan does not use: delays and rates at that time, whatever the run sends."""
 
 from dataclasses import replace
 
 import pytest
 
-from planner.adapt.unused_links import LINK_PROBE_BYTES, is_link_probe
+from planner.adapt.unused_links import PACKET_BYTES, SMALL_BYTES, UnusedPath, is_link_probe
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.faults import LinkOutage
+from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, layered_plan
 from tests.helpers.strategies.scripted_policy import Scripted
 from traces.trace import LinkTrace
 
-RATE_BPS = 8.0 * LINK_PROBE_BYTES
+# A large probe has the fewest packets on a link of this rate, and takes a tenth of a second.
+RATE_BPS = 10 * 8.0 * 4 * PACKET_BYTES
+SMALL_S = 8 * SMALL_BYTES / RATE_BPS
 
 
 def one_device_of_two(trace: LinkTrace | None = None, **link: float) -> tuple[Scenario, Plan]:
-    """Return a plan of steps of two seconds on one of two devices; a probe takes a second on the links between them."""
+    """Return a plan of steps of two seconds on one of two devices."""
     scenario = chain_scenario([0.5, 0.5], [0.5, 0.5], global_batch=1)
     links = (
         Link("region-0", "region-1", RATE_BPS, 0.25, trace, **link),
@@ -29,24 +32,45 @@ def one_device_of_two(trace: LinkTrace | None = None, **link: float) -> tuple[Sc
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, links)), plan
 
 
-def probes(scenario: Scenario, plan: Plan, steps: int = 4) -> list[Event]:
-    """Return the probes of a run on the way out."""
-    events = Simulator().run(scenario, plan, Scripted({}), steps).events
-    return [event for event in events if is_link_probe(event) and event.device == "device-0"]
+def probes(scenario: Scenario, plan: Plan, size_bytes: int = SMALL_BYTES) -> list[Event]:
+    """Return the probes of a size in a run of four steps, on the way out."""
+    events = Simulator().run(scenario, plan, Scripted({}), 4).events
+    found = [event for event in events if is_link_probe(event) and event.device == "device-0"]
+    return [event for event in found if event.size_bytes == size_bytes]
 
 
-def test_each_step_sends_one_probe_each_way_which_takes_the_links_time() -> None:
+def test_each_step_sends_two_probes_each_way_which_take_the_links_time() -> None:
     scenario, plan = one_device_of_two()
     policy = Scripted({})
     record = Simulator().run(scenario, plan, policy, 3)
-    found = [event for event in record.events if is_link_probe(event)]
-    assert sorted((event.device, event.step, event.start_s, event.arrived_s) for event in found) == [
-        *(("device-0", step, 2.0 * step, 2.0 * step + 1.25) for step in range(3)),
-        *(("device-1", step, 2.0 * step, 2.0 * step + 1.5) for step in range(3)),
-    ]
-    assert [seen.unused for seen in policy.seen] == [
-        (("device-0", "device-1", 1.25), ("device-1", "device-0", 1.5))
-    ] * 3
+    delays_s = {
+        (each.device, each.step, each.start_s, each.size_bytes): each.arrived_s - each.start_s
+        for each in record.events
+        if is_link_probe(each)
+    }
+    expected_s = {}
+    for device, latency_s in (("device-0", 0.25), ("device-1", 0.5)):
+        for step in range(3):
+            expected_s[device, step, 2.0 * step, SMALL_BYTES] = latency_s + SMALL_S
+            expected_s[device, step, 2.0 * step, 4 * PACKET_BYTES] = latency_s + SMALL_S + 0.1
+    assert delays_s == pytest.approx(expected_s)
+    for seen in policy.seen:
+        out, back = seen.unused
+        assert (out.source, out.target, back.source) == ("device-0", "device-1", "device-1")
+        assert (out.latency_s, back.latency_s) == pytest.approx((0.25 + SMALL_S, 0.5 + SMALL_S))
+        assert (out.rate_bps, back.rate_bps) == pytest.approx((RATE_BPS, RATE_BPS))
+
+
+def test_a_link_is_probed_once_in_a_second_at_most() -> None:
+    scenario, plan = one_device_of_two()
+    layers = tuple(
+        replace(layer, times={kind: _shorter(table, 1 / 8) for kind, table in layer.times.items()})
+        for layer in scenario.model.layers
+    )
+    quick = replace(scenario, model=replace(scenario.model, layers=layers))
+    record = Simulator().run(quick, plan, Scripted({}), 12)
+    steps = [event.step for event in record.events if is_link_probe(event) and event.size_bytes == SMALL_BYTES]
+    assert sorted(steps) == [0, 0, 4, 4, 8, 8]
 
 
 def test_the_run_is_the_same_with_and_without_probes() -> None:
@@ -56,11 +80,22 @@ def test_the_run_is_the_same_with_and_without_probes() -> None:
 
 
 def test_a_probe_has_the_latency_and_the_jitter_of_its_moment() -> None:
-    changing = LinkTrace([0.0, 3.5], [RATE_BPS, 2 * RATE_BPS], 100.0, [0.25, 1.0])  # type: ignore[arg-type]
+    changing = LinkTrace([0.0, 3.5], [RATE_BPS, RATE_BPS], 100.0, [0.25, 1.0])  # type: ignore[arg-type]
     scenario, plan = one_device_of_two(changing, jitter_s=0.1)
     delays_s = [event.arrived_s - event.start_s for event in probes(scenario, plan)]
     # One frame is delayed by half of the jitter in the mean.
-    assert delays_s == pytest.approx([1.0 + 0.25 + 0.05] * 2 + [0.5 + 1.0 + 0.05] * 2)
+    assert delays_s == pytest.approx([SMALL_S + 0.25 + 0.05] * 2 + [SMALL_S + 1.0 + 0.05] * 2)
+
+
+def test_large_probes_show_that_a_rate_has_collapsed() -> None:
+    collapsing = LinkTrace([0.0, 3.5], [RATE_BPS, RATE_BPS / 20], 100.0)  # type: ignore[arg-type]
+    policy = Scripted({})
+    scenario, plan = one_device_of_two(collapsing)
+    Simulator().run(scenario, plan, policy, 8)
+    rates_bps = [path.rate_bps for seen in policy.seen for path in seen.unused if path.source == "device-0"]
+    # Each takes longer than a step then, and the highest of three counts.
+    assert rates_bps[:4] == pytest.approx([RATE_BPS] * 4)
+    assert rates_bps[-1] == pytest.approx(RATE_BPS / 20, rel=0.01)
 
 
 def test_a_probe_waits_while_its_link_is_down_and_is_seen_late() -> None:
@@ -68,9 +103,12 @@ def test_a_probe_waits_while_its_link_is_down_and_is_seen_late() -> None:
     down = replace(scenario, faults=(LinkOutage("region-0->region-1", 1.5, 7.5),))
     policy = Scripted({})
     Simulator().run(down, plan, policy, 5)
-    out = {seen.step: dict(_delays(seen.unused)).get("device-0") for seen in policy.seen}
+    out = {
+        seen.step: next((_rounded(path) for path in seen.unused if path.source == "device-0"), None)
+        for seen in policy.seen
+    }
     # Those of steps 1 to 3 wait for the end of the outage; that of step 4 has the least delay of the latest three.
-    assert out == {0: 1.25, 1: None, 2: None, 3: None, 4: 1.25}
+    assert out == {0: 0.25, 1: None, 2: None, 3: 1.75, 4: 0.25}
 
 
 def test_a_link_that_carries_nothing_any_more_loses_probes() -> None:
@@ -78,5 +116,10 @@ def test_a_link_that_carries_nothing_any_more_loses_probes() -> None:
     assert [event.step for event in probes(*one_device_of_two(dead))] == [0]
 
 
-def _delays(unused: tuple[tuple[str, str, float], ...]) -> list[tuple[str, float]]:
-    return [(source, delay_s) for source, _, delay_s in unused]
+def _rounded(path: UnusedPath) -> float:
+    return round(path.latency_s - SMALL_S, 6)
+
+
+def _shorter(table: TimeTable, factor: float) -> TimeTable:
+    columns = ("forward_s", "backward_input_s", "backward_weight_s")
+    return replace(table, **{name: tuple(factor * each for each in getattr(table, name)) for name in columns})

@@ -9,7 +9,7 @@ since a plan must also run when the link is slow. A regime is expected to last a
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
@@ -30,6 +30,9 @@ MEMORY_S = 900.0
 # reach it.
 SLACK = math.log(2) / 2
 THRESHOLD = 20 * (math.log(2) - SLACK)
+
+# A link may have so many times the rate that a probe shows: hosts delay the packets of a large probe.
+PROBE_ERROR = 4.0
 
 # Least rate of a sample, bits per second, because the rate of an outage, 0, has no logarithm.
 LEAST_BPS = 1e4
@@ -67,8 +70,8 @@ class LinkForecast:
         self.declared = LinkSample(rate_bps, latency_s, 0.0)
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples: deque[LinkSample] = deque()
-        # Latencies, also of steps that did not use the link, each with the duration of its step, seconds.
-        self._latencies_s: deque[tuple[float, float]] = deque()
+        # Of all steps, also those that did not use the link: latency, duration and highest likely rate.
+        self._states: deque[LinkSample] = deque()
         self._dwells_s = [FIRST_DWELL_S]
         self.age_s = 0.0
         self.unseen_s = 0.0
@@ -82,14 +85,15 @@ class LinkForecast:
     def samples(self) -> tuple[LinkSample, ...]:
         """Samples of this regime, oldest first; if there are none, ones with the declared rate.
 
-        Latencies are known for longer than rates where a link was not used: each of them comes with one of the rates.
+        Where a link was not used, probes show latencies and too low rates for longer: each state comes with one of the
+        rates.
         """
-        return self._with_latencies(tuple(self._samples) or (self.declared,))
+        return self._as_probed(tuple(self._samples) or (self.declared,))
 
     @property
     def as_declared(self) -> tuple[LinkSample, ...]:
-        """Samples with the declared rate, and the latencies that are known, oldest first."""
-        return self._with_latencies((self.declared,))
+        """Samples with the declared rate, but as probes show, oldest first."""
+        return self._as_probed((self.declared,))
 
     @property
     def expected(self) -> LinkSample:
@@ -97,12 +101,13 @@ class LinkForecast:
         samples = self.as_declared if self.unseen_s > self.expected_dwell_s else self.samples
         return sorted(samples, key=lambda each: (each.rate_bps, each.latency_s))[len(samples) // 2]
 
-    def _with_latencies(self, samples: tuple[LinkSample, ...]) -> tuple[LinkSample, ...]:
-        count = len(self._latencies_s)
+    def _as_probed(self, samples: tuple[LinkSample, ...]) -> tuple[LinkSample, ...]:
+        count = len(self._states)
+        rates_bps = (samples[place * len(samples) // count].rate_bps for place in range(count))
         return (
             tuple(
-                LinkSample(samples[place * len(samples) // count].rate_bps, *each)
-                for place, each in enumerate(self._latencies_s)
+                replace(state, rate_bps=min(rate_bps, state.rate_bps))
+                for rate_bps, state in zip(rates_bps, self._states, strict=True)
             )
             or samples
         )
@@ -111,7 +116,7 @@ class LinkForecast:
         """Add the sample of a step that used the link; return whether it begins a new regime."""
         self.unseen_s = 0.0
         self._samples.append(sample)
-        self.see_latency(sample.latency_s, sample.duration_s)
+        self.see(replace(sample, rate_bps=math.inf))
         self.age_s += sample.duration_s
         kept_s = sum(each.duration_s for each in self._samples)
         while len(self._samples) > 1 and kept_s > MEMORY_S:
@@ -122,16 +127,16 @@ class LinkForecast:
         self._dwells_s.append(self.age_s)
         self.restart()
         self._samples.append(sample)
-        self._latencies_s.clear()
-        self.see_latency(sample.latency_s, sample.duration_s)
+        self._states.clear()
+        self.see(replace(sample, rate_bps=math.inf))
         return True
 
-    def see_latency(self, latency_s: float, duration_s: float) -> None:
-        """Add the latency of a step that took ``duration_s`` and need not have used the link."""
-        self._latencies_s.append((latency_s, duration_s))
-        kept_s = sum(each_s for _, each_s in self._latencies_s)
-        while len(self._latencies_s) > 1 and kept_s > MEMORY_S:
-            kept_s -= self._latencies_s.popleft()[1]
+    def see(self, state: LinkSample) -> None:
+        """Add what a step shows that need not have used the link; the rate is the highest likely one."""
+        self._states.append(state)
+        kept_s = sum(each.duration_s for each in self._states)
+        while len(self._states) > 1 and kept_s > MEMORY_S:
+            kept_s -= self._states.popleft().duration_s
 
     def skip(self, duration_s: float) -> None:
         """Add the duration of a step that did not use the link, seconds."""
@@ -164,9 +169,18 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
     }
 
 
-def unused_latencies_s(observation: Observation, scenario: Scenario) -> dict[str, float]:
-    """Return the latency of each link between regions, seconds, by name, that a step has probed and not used."""
-    return _latencies_s(observation.unused, scenario)
+def probed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float]]:
+    """Return latency, seconds, and highest likely rate, bits per second, of each link that a step probed, by name.
+
+    Of several paths over a link the one with the highest rate counts, which other links limit least.
+    """
+    delays = ((path.source, path.target, path.latency_s) for path in observation.unused)
+    rates_bps: dict[str, float] = {}
+    for path in observation.unused:
+        rate_bps = math.inf if path.rate_bps is None else PROBE_ERROR * path.rate_bps
+        for link in _links(path.source, path.target, scenario):
+            rates_bps[link.name] = max(rate_bps, rates_bps.get(link.name, 0.0))
+    return {name: (latency_s, rates_bps[name]) for name, latency_s in _latencies_s(delays, scenario).items()}
 
 
 def _latencies_s(delays: Iterable[tuple[str, str, float]], scenario: Scenario) -> dict[str, float]:

@@ -20,7 +20,7 @@ from planner.systems.auto.forecasting.forecast import (
     LinkSample,
     forecast_paths,
     observed_links,
-    unused_latencies_s,
+    probed_links,
 )
 from planner.systems.auto.forecasting.link_rates import Links, are_near, declared_links, with_links
 from planner.systems.auto.forecasting.prediction_error import PredictionBias
@@ -62,13 +62,13 @@ class Predictions:
     def learn(self, observation: Observation, duration_s: float) -> tuple[dict[str, LinkSample], bool]:
         """Add a step, which took ``duration_s``, to the forecasts of the links.
 
-        Of links that it did not use, probes may have shown the latency.
+        Of links that it did not use, probes may have shown the latency, and that their rate is low.
 
         Returns:
             The samples of the links that the step used, and whether a new regime of one of them begins.
         """
         seen = observed_links(observation, self._scenario)
-        probed_s = unused_latencies_s(observation, self._scenario)
+        probed = probed_links(observation, self._scenario)
         changed, samples = False, {}
         for name, link in self.links.items():
             if name in seen:
@@ -80,8 +80,9 @@ class Predictions:
                 changed |= link.learn(samples[name])
             else:
                 link.skip(duration_s)
-                if name in probed_s:
-                    link.see_latency(probed_s[name], duration_s)
+                if name in probed:
+                    latency_s, most_bps = probed[name]
+                    link.see(LinkSample(most_bps, latency_s, duration_s))
         return samples, changed
 
     def correct(self, plan: Plan, duration_s: float, samples: Mapping[str, LinkSample]) -> None:

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,15 +8,18 @@ from hypothesis import strategies as st
 from experiments.benches.fidelity.hand_made import SHARED
 from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation, PathObservation
+from planner.adapt.unused_links import UnusedPath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecasting.forecast import (
     FIRST_DWELL_S,
     MEMORY_S,
+    PROBE_ERROR,
     LinkForecast,
     LinkSample,
     forecast_paths,
     observed_links,
+    probed_links,
 )
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
@@ -72,23 +76,32 @@ def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
     assert link.unseen_s == 0.0
 
 
-def test_latencies_of_an_unused_link_come_with_its_rates() -> None:
+def test_what_probes_show_of_an_unused_link_comes_with_its_rates() -> None:
     link = LinkForecast(1e8, 0.02)
-    for latency_s in (0.5, 0.1, 0.3):
-        link.see_latency(latency_s, 2.0)
-    assert link.samples == tuple(LinkSample(1e8, latency_s, 2.0) for latency_s in (0.5, 0.1, 0.3))
+    states = [LinkSample(math.inf, 0.5, 2.0), LinkSample(5e6, 0.1, 2.0), LinkSample(1e9, 0.3, 2.0)]
+    for state in states:
+        link.see(state)
+    assert link.samples == tuple(replace(state, rate_bps=min(1e8, state.rate_bps)) for state in states)
     # Where the rate is the same, the latency in the middle is expected.
     assert link.expected == LinkSample(1e8, 0.3, 2.0)
     # Rates of the steps that used it are spread over all that time.
     link.restart()
     link.learn(LinkSample(1e7, 0.2, 1.0))
     link.learn(LinkSample(2e7, 0.2, 1.0))
-    link.see_latency(0.4, 2.0)
-    latencies_s = [(0.5, 2.0), (0.1, 2.0), (0.3, 2.0), (0.2, 1.0), (0.2, 1.0), (0.4, 2.0)]
-    assert link.samples == tuple(LinkSample(1e7 if place < 3 else 2e7, *each) for place, each in enumerate(latencies_s))
-    assert [sample.rate_bps for sample in link.as_declared] == [1e8] * 6
-    link.see_latency(0.6, MEMORY_S)
+    link.see(LinkSample(1e6, 0.4, 2.0))
+    assert [sample.latency_s for sample in link.samples] == [0.5, 0.1, 0.3, 0.2, 0.2, 0.4]
+    assert [sample.rate_bps for sample in link.samples] == [1e7, 5e6, 1e7, 2e7, 2e7, 1e6]
+    assert [sample.rate_bps for sample in link.as_declared] == [1e8, 5e6, 1e8, 1e8, 1e8, 1e6]
+    link.see(LinkSample(math.inf, 0.6, MEMORY_S))
     assert [sample.latency_s for sample in link.samples] == [0.6]
+
+
+def test_the_path_with_the_highest_rate_shows_most_of_a_link() -> None:
+    scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], bandwidth_bps=1e8, latency_s=0.02)
+    paths = [UnusedPath("device-0", "device-1", *shown) for shown in ((0.03, 1e6), (0.04, 2e6), (0.05, None))]
+    observation = Observation(0, two_stages(), (), (), unused=tuple(paths[:2]))
+    assert probed_links(observation, scenario) == {"region-0->region-1": (0.03, PROBE_ERROR * 2e6)}
+    assert probed_links(replace(observation, unused=tuple(paths)), scenario) == {"region-0->region-1": (0.03, math.inf)}
 
 
 def test_a_link_that_is_always_used_has_its_own_latencies() -> None:
