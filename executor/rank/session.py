@@ -1,6 +1,7 @@
 """One rank's training in a session: a set of ranks connected until one is lost, others join, or the run ends."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,7 +86,11 @@ class Session:
                 if self._spec.origin_s is None:
                     self._start()
             if config.run.adapts and not config.run.decoupled:
-                self._link_probes = self._open_link_probes()
+                try:
+                    self._link_probes = self._open_link_probes()
+                except OSError as error:
+                    # The run does not need them.
+                    print(f"links that the plan does not use are not measured: {error}", file=sys.stderr)
             transport = self._open(groups)
             self._restore(transport)
             self._train(transport, groups)
@@ -167,7 +172,7 @@ class Session:
 
         return LinkProbes(
             config.device,
-            config.devices,
+            [config.devices[rank] for rank in self._spec.ranks],
             config.scenario,
             self._client.own_address,
             read_key(config.folder.key),
@@ -311,6 +316,7 @@ class Session:
             if backups is not None:
                 backups.rest(step, new.plan, self._client.durable(step), anew=step == first)
             self._publisher.finish(step)
+            self._rows.end_step()
         return None
 
     def _program(self, step: int, new: NewPlan) -> StepProgram:

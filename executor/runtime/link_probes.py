@@ -19,11 +19,13 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.transport.timed_path import Emulation
 from planner.adapt.unused_links import (
+    LARGE_EVERY_S,
     PACKET_BYTES,
-    PROBE_EVERY_S,
     SMALL_BYTES,
+    SMALL_EVERY_S,
     large_packets,
     link_probe,
+    probed_with,
     unused_paths,
 )
 from planner.plan.plan import Plan
@@ -66,7 +68,7 @@ class LinkProbes:
     """Sends and receives the probes of one rank in one session.
 
     Args:
-        devices: Names of all devices of the job, in the same order on all ranks.
+        devices: Names of the session's devices, in the same order on all ranks.
         host: Address of this host at which the rank receives probes.
         key: The job's key, by which a rank knows the probes of others.
         session: Text that no other session has, for the keys of ``book``.
@@ -91,8 +93,10 @@ class LinkProbes:
         self._socket.settimeout(_LONGEST_WAIT_S)
         self._book.set(self._entry(self._device), f"{self._socket.getsockname()[1]} {self._host}")
         self._is_closed = False
-        # By target: when it was probed last, run seconds; and those to which emulated probes are on their way.
-        self._sent_s: dict[str, float] = {}
+        self._present = frozenset(self._devices)
+        # By target and size: when it was probed last, run seconds.
+        self._sent_s: dict[tuple[str, int], float] = {}
+        # Targets to which emulated probes are on their way: a thread of its own holds them back.
         self._under_way: set[str] = set()
         # By sender; packets may come twice, or be sent again by somebody else.
         self._heard: dict[int, _Heard] = {}
@@ -100,46 +104,67 @@ class LinkProbes:
 
     def send(self, step: int, plan: Plan) -> None:
         """Send the probes that are this rank's with a step, and return at once."""
+        for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present)):
+            if source == self._device and target not in self._under_way and self._book.check([self._entry(target)]):
+                self._probe(step, target)
+
+    def _probe(self, step: int, target: str) -> None:
+        """Send a small probe, and a large one, to a device if they are due."""
         now_s = self._clock.now_s()
-        for source, target in unused_paths(plan, self._scenario):
-            is_due = now_s >= self._sent_s.get(target, -math.inf) + PROBE_EVERY_S and target not in self._under_way
-            if source != self._device or not is_due or not self._book.check([self._entry(target)]):
-                continue
-            self._sent_s[target] = now_s
-            last, sender = large_packets(source, target, self._scenario), self._devices.index(source)
-            bodies = [_BODY.pack(step, now_s, sender, index, last) for index in range(last + 1)]
-            emulation = self._emulate(target)
-            if emulation is None:
-                self._send(target, bodies)
-                continue
-            self._under_way.add(target)
-            deliver = partial(self._deliver, emulation, target, bodies, now_s)
-            threading.Thread(target=deliver, name="link-probe", daemon=True).start()
+        if not self._is_due(target, SMALL_BYTES, SMALL_EVERY_S, now_s):
+            return
+        packets = large_packets(self._device, target, self._scenario)
+        last = packets if self._is_due(target, packets * PACKET_BYTES, LARGE_EVERY_S, now_s) else 0
+        sender = self._devices.index(self._device)
+        bodies = [_BODY.pack(step, now_s, sender, index, last) for index in range(last + 1)]
+        port, host = self._book.get(self._entry(target)).decode().split(" ")
+        send, emulation = partial(self._send, target, (host, int(port))), self._emulate(target)
+        if emulation is None:
+            send(bodies)
+            return
+        self._under_way.add(target)
+        deliver = partial(self._deliver, emulation, target, send, bodies, now_s)
+        threading.Thread(target=deliver, name="link-probe", daemon=True).start()
+
+    def _is_due(self, target: str, size_bytes: int, every_s: float, now_s: float) -> bool:
+        if now_s < self._sent_s.get((target, size_bytes), -math.inf) + every_s:
+            return False
+        self._sent_s[target, size_bytes] = now_s
+        return True
 
     def close(self) -> None:
         """Send and record no more."""
         self._is_closed = True
 
-    def _deliver(self, emulation: Emulation, target: str, bodies: Sequence[bytes], ready_s: float) -> None:
-        """Send the probes when they would arrive over emulated links."""
-        # The links may carry nothing any more, and the emulation may have been closed meanwhile.
-        with suppress(RunError, ValueError):
-            for part, size_bytes in ((bodies[:1], SMALL_BYTES), (bodies[1:], PACKET_BYTES * (len(bodies) - 1))):
-                ready_s = emulation.transmit(8 * size_bytes, ready_s, 1)
-                self._clock.sleep_until(emulation.delivery_s(ready_s))
-                self._send(target, part)
-        self._under_way.discard(target)
+    def _deliver(
+        self,
+        emulation: Emulation,
+        target: str,
+        send: Callable[[Sequence[bytes]], None],
+        bodies: Sequence[bytes],
+        ready_s: float,
+    ) -> None:
+        """Send probes when they would arrive over emulated links."""
+        try:
+            # The links may carry nothing any more, and the emulation may have been closed meanwhile.
+            with suppress(RunError, ValueError, OSError):
+                for part, size_bytes in ((bodies[:1], SMALL_BYTES), (bodies[1:], PACKET_BYTES * (len(bodies) - 1))):
+                    ready_s = emulation.transmit(8 * size_bytes, ready_s, 1)
+                    self._clock.sleep_until(emulation.delivery_s(ready_s))
+                    send(part)
+        finally:
+            self._under_way.discard(target)
 
-    def _send(self, target: str, bodies: Sequence[bytes]) -> None:
+    def _send(self, target: str, address: tuple[str, int], bodies: Sequence[bytes]) -> None:
         if self._is_closed:
             return
-        port, host = self._book.get(self._entry(target)).decode().split(" ")
-        # Without a route to the target, or with the socket closed, a probe is lost as others are on their way.
+        # Without a route to the target, or room for a packet, a probe is lost as others are on their way.
         with suppress(OSError):
             for body in bodies:
                 packet = body + self._proof(target, body)
                 is_small = _BODY.unpack(body)[3] == 0
-                self._socket.sendto(packet if is_small else packet.ljust(PACKET_BYTES, b"\0"), (host, int(port)))
+                whole = packet if is_small else packet.ljust(PACKET_BYTES, b"\0")
+                self._socket.sendto(whole, socket.MSG_DONTWAIT, address)
 
     def _receive(self) -> None:
         with self._socket:

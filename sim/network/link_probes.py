@@ -1,16 +1,26 @@
 """Probes of the links between regions that a plan does not use, as in the executor (`planner.adapt.unused_links`).
 
-A probe is too small to delay anything, and has nothing of the run's before it.
+A probe delays nothing of the run's, and has nothing of it before it.
 """
 
 import math
 from collections.abc import Mapping
 
-from planner.adapt.unused_links import PACKET_BYTES, PROBE_EVERY_S, SMALL_BYTES, large_packets, link_probe, unused_paths
+from planner.adapt.unused_links import (
+    LARGE_EVERY_S,
+    PACKET_BYTES,
+    SMALL_BYTES,
+    SMALL_EVERY_S,
+    large_packets,
+    link_probe,
+    probed_with,
+    unused_paths,
+)
 from planner.cost.network import jitter_delay_s
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Link
+from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from sim.kernel.piecewise import RateTables, join_tables, time_of
 from sim.network.routes import link_rates
@@ -21,30 +31,45 @@ class LinkProbes:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
+        self._absences = [fault for fault in scenario.faults if isinstance(fault, Absence)]
         self._rates: dict[str, RateTables] = {}
         self._under_way: list[Event] = []
-        # By path: when it was probed last, run seconds.
-        self._sent_s: dict[tuple[str, str], float] = {}
+        # By path and size: when it was probed last, run seconds.
+        self._sent_s: dict[tuple[str, str, int], float] = {}
+        # By device: when a plan used it last, run seconds.
+        self._used_s: dict[str, float] = {}
 
     def send(self, plan: Plan, step: int, begun_s: Mapping[str, float]) -> None:
         """Send the probes of a step.
 
-        ``begun_s`` says when the devices of the plan began it, run seconds; the other devices hear of it with the
-        first of them.
+        ``begun_s`` says when the devices of the plan began it, run seconds. The others send theirs with the first of
+        these; in the executor they hear of a step up to two steps earlier.
         """
         first_s = min(begun_s.values())
-        for source, target in unused_paths(plan, self._scenario):
-            start_s = begun_s.get(source, first_s)
-            if start_s < self._sent_s.get((source, target), -math.inf) + PROBE_EVERY_S:
-                continue
-            self._sent_s[source, target] = start_s
+        self._used_s |= dict.fromkeys(plan.devices, first_s)
+        for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present(first_s))):
+            start_s, before_bytes = begun_s.get(source, first_s), 0
             large_bytes = PACKET_BYTES * large_packets(source, target, self._scenario)
-            path, before_bytes = self._scenario.cluster.path(source, target), 0
-            for size_bytes in (SMALL_BYTES, large_bytes):
-                arrived_s = self._arrived_s(path, before_bytes + size_bytes, start_s)
+            for size_bytes, every_s in ((SMALL_BYTES, SMALL_EVERY_S), (large_bytes, LARGE_EVERY_S)):
+                if start_s < self._sent_s.get((source, target, size_bytes), -math.inf) + every_s:
+                    break
+                self._sent_s[source, target, size_bytes] = start_s
                 before_bytes += size_bytes
+                arrived_s = self._arrived_s(self._scenario.cluster.path(source, target), before_bytes, start_s)
                 if arrived_s < math.inf:
                     self._under_way.append(link_probe(source, target, step, size_bytes, start_s, arrived_s))
+
+    def _present(self, now_s: float) -> frozenset[str]:
+        """Return the devices that take part.
+
+        As in the executor, one that was away takes part again once a plan uses it.
+        """
+        gone = {
+            each.device
+            for each in self._absences
+            if each.start_s <= now_s and self._used_s.get(each.device, -math.inf) < each.end_s
+        }
+        return frozenset(device.name for device in self._scenario.cluster.devices) - gone
 
     def arrived(self, now_s: float) -> list[Event]:
         """Return the rows of probes that have arrived by run second ``now_s``, each once."""

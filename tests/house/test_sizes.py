@@ -10,8 +10,8 @@ PRODUCT = FOLDERS[:-1]
 MOST_LINES = 500
 
 # The product may grow by what it can do; who raises these says in the commit what the new lines do.
-MOST_PRODUCT_FILES = 604
-MOST_PRODUCT_LINES = 89_200
+MOST_PRODUCT_FILES = 605
+MOST_PRODUCT_LINES = 89_450
 
 # A longer file says why in a comment among its first lines: ``# size: <reason>``.
 FIRST_LINES = 20

@@ -78,6 +78,19 @@ def test_a_late_activation_is_overtaken_by_nothing_but_waited_for_by_nobody() ->
     assert starts_s[1, "F", 1] == pytest.approx(6.0)
 
 
+def test_an_input_that_is_late_by_less_than_a_nanosecond_counts_as_there_but_is_waited_for() -> None:
+    # The middle stage is free at 2 s less 0.3 ns, its second activation comes at 2 s: it is taken before the gradient.
+    shorter_s = 3e-10
+    scenario = chain_scenario([1.0, 1.0 - shorter_s, 5.0], [1.0] * 3, output_bytes=[0] * 3, global_batch=2)
+    record = simulated(dynamic((scenario, chain_plan(scenario, depths=[2, 2, 1]))))
+    times_s = {
+        e.microbatch: (e.start_s, e.end_s)
+        for e in record.events
+        if e.device == "device-1" and e.action == "F" and e.kind is EventKind.COMPUTE
+    }
+    assert times_s == {0: (1.0, 2.0 - shorter_s), 1: (2.0, 3.0 - shorter_s)}
+
+
 def test_depth_holds_forwards_back() -> None:
     scenario = chain_scenario([1.0, 1.0], [1.0, 1.0], latency_s=5.0, global_batch=3)
     record = simulated(dynamic((scenario, chain_plan(scenario, depths=[1, 1]))))

@@ -103,12 +103,14 @@ def test_only_genuine_packets_of_this_session_count_and_each_once() -> None:
         for packet in (*genuine[:5], *genuine, *genuine):
             stranger.sendto(packet, ("127.0.0.1", port))
         rows.await_count(2)
-        # A changed step, and a packet for this device sent to another one.
+        # A changed step, and packets for this device sent to another one and back to their sender.
         changed = [bytes([*packet[:7], 9, *packet[8:]]) for packet in genuine]
         third = probes("device-1")
         other_port = int(book.get("session/probes/device-1").split()[0])
+        own_port = sender._socket.getsockname()[1]
         for packet in genuine:
             stranger.sendto(packet, ("127.0.0.1", other_port))
+            stranger.sendto(packet, ("127.0.0.1", own_port))
         for packet in changed:
             stranger.sendto(packet, ("127.0.0.1", port))
         time.sleep(0.2)

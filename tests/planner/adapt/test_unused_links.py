@@ -1,17 +1,28 @@
 """Probes of links that a plan does not use: which paths they take, and what a policy sees of them."""
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments.benches.planning.random_clusters import random_cluster
 from planner.adapt.observation import Observer, seen_with_steps
-from planner.adapt.unused_links import SMALL_BYTES, UnusedPath, large_packets, link_probe, unused_paths
+from planner.adapt.unused_links import (
+    SMALL_BYTES,
+    UnusedPath,
+    large_packets,
+    link_probe,
+    probed_with,
+    unused_paths,
+)
 from planner.check.paths import used_links
 from planner.events.event import Event, EventKind
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario
-from tests.helpers.scenarios.builders import chain_scenario
+from tests.helpers.scenarios.builders import chain_scenario, mesh_scenario
 
 
 def plan_of(scenario: Scenario, devices: tuple[str, ...]) -> Plan:
@@ -26,14 +37,27 @@ def plan_of(scenario: Scenario, devices: tuple[str, ...]) -> Plan:
     return Plan(scenario.name, scenario.model.name, "drawn", "1f1b", (pipeline,))
 
 
+def with_direct_links(scenario: Scenario, random: Random) -> Scenario:
+    """Return the scenario with links of their own between some devices and hosts of different regions."""
+    cluster, links = scenario.cluster, {link.name: link for link in scenario.cluster.links}
+    for _ in range(random.randrange(4)):
+        one, other = random.sample(cluster.devices, 2)
+        if one.region != other.region:
+            place = random.choice(("name", "machine"))
+            link = Link(getattr(one, place), getattr(other, place), 1e8, 0.01)
+            links[link.name] = link
+    return replace(scenario, cluster=Cluster(cluster.devices, tuple(links.values())))
+
+
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.integers(1, 4))
-def test_each_link_between_regions_is_used_or_probed(seed: int, stages: int) -> None:
-    scenario = random_cluster(seed)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_each_link_between_regions_is_used_or_probed(seed: int, stages: int, random: Random) -> None:
+    scenario = with_direct_links(random_cluster(seed), random)
     cluster = scenario.cluster
     assume(len(cluster.regions) > 1)
     plan = plan_of(scenario, tuple(device.name for device in cluster.devices)[-stages:])
-    paths = unused_paths(plan, scenario)
+    everyone = frozenset(device.name for device in cluster.devices)
+    paths = unused_paths(plan, scenario, everyone)
     used = {link.name for link in used_links(plan, scenario)}
     probed = [{link.name for link in cluster.path(*pair)} for pair in paths]
     between = {
@@ -47,10 +71,34 @@ def test_each_link_between_regions_is_used_or_probed(seed: int, stages: int) -> 
     # None for nothing, and none twice.
     for place, names in enumerate(probed):
         assert (names & cluster.wan_links) - used.union(*probed[:place])
-    # In a region with devices of the plan, one of these sends and receives.
-    taking_part = {cluster.by_name[device].region: device for device in plan.devices}
-    for device in {device for pair in paths for device in pair}:
-        assert device in plan.devices or cluster.by_name[device].region not in taking_part
+
+
+def test_devices_of_the_plan_take_part_and_none_that_is_away() -> None:
+    scenario = mesh_scenario(6, [1.0] * 2, [1.0] * 2)
+    devices = tuple(replace(each, region=f"region-{place // 2}") for place, each in enumerate(scenario.cluster.devices))
+    links = tuple(Link(f"region-{a}", f"region-{b}", 1e8, 0.02) for a in range(3) for b in range(3))
+    scenario = replace(scenario, cluster=Cluster(devices, links))
+    names = [device.name for device in devices]
+    plan = plan_of(scenario, (names[1],))
+    assert {device for pair in unused_paths(plan, scenario, frozenset(names)) for device in pair} == {
+        names[1],
+        names[2],
+        names[4],
+    }
+    present = frozenset(names) - {names[2]}
+    assert {device for pair in unused_paths(plan, scenario, present) for device in pair} == {
+        names[1],
+        names[3],
+        names[4],
+    }
+
+
+def test_many_paths_are_probed_in_turn() -> None:
+    paths = [(str(place), "x") for place in range(150)]
+    parts = [probed_with(step, paths) for step in range(6)]
+    assert sorted(path for part in parts[:3] for path in part) == sorted(paths)
+    assert parts[3:] == parts[:3]
+    assert probed_with(7, paths[:64]) == paths[:64]
 
 
 def test_a_policy_sees_the_least_of_three_delays_once_they_have_come() -> None:
@@ -62,6 +110,9 @@ def test_a_policy_sees_the_least_of_three_delays_once_they_have_come() -> None:
         seen += observer.observe([probe], step, plan).unused
     assert [round(each.latency_s, 6) for each in seen] == [0.3, 0.1, 0.1, 0.1, 0.2]
     assert {each.rate_bps for each in seen} == {None}
+    # Older ones than a minute do not count.
+    (after,) = observer.observe([link_probe("a", "b", 9, SMALL_BYTES, 200.0, 200.9)], 5, plan).unused
+    assert after.latency_s == pytest.approx(0.9)
     # Nothing came with this step.
     assert observer.observe([], 5, plan).unused == ()
     # A probe does not make a step longer, and belongs to no path of the plan.

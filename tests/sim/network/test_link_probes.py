@@ -8,7 +8,7 @@ from planner.adapt.unused_links import PACKET_BYTES, SMALL_BYTES, UnusedPath, is
 from planner.events.event import Event
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Link
-from planner.scenario.faults import LinkOutage
+from planner.scenario.faults import Absence, LinkOutage
 from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
@@ -22,8 +22,8 @@ SMALL_S = 8 * SMALL_BYTES / RATE_BPS
 
 
 def one_device_of_two(trace: LinkTrace | None = None, **link: float) -> tuple[Scenario, Plan]:
-    """Return a plan of steps of two seconds on one of two devices."""
-    scenario = chain_scenario([0.5, 0.5], [0.5, 0.5], global_batch=1)
+    """Return a plan of steps of ten seconds on one of two devices."""
+    scenario = chain_scenario([2.5, 2.5], [2.5, 2.5], global_batch=1)
     links = (
         Link("region-0", "region-1", RATE_BPS, 0.25, trace, **link),
         Link("region-1", "region-0", RATE_BPS, 0.5),
@@ -51,8 +51,8 @@ def test_each_step_sends_two_probes_each_way_which_take_the_links_time() -> None
     expected_s = {}
     for device, latency_s in (("device-0", 0.25), ("device-1", 0.5)):
         for step in range(3):
-            expected_s[device, step, 2.0 * step, SMALL_BYTES] = latency_s + SMALL_S
-            expected_s[device, step, 2.0 * step, 4 * PACKET_BYTES] = latency_s + SMALL_S + 0.1
+            expected_s[device, step, 10.0 * step, SMALL_BYTES] = latency_s + SMALL_S
+            expected_s[device, step, 10.0 * step, 4 * PACKET_BYTES] = latency_s + SMALL_S + 0.1
     assert delays_s == pytest.approx(expected_s)
     for seen in policy.seen:
         out, back = seen.unused
@@ -64,13 +64,15 @@ def test_each_step_sends_two_probes_each_way_which_take_the_links_time() -> None
 def test_a_link_is_probed_once_in_a_second_at_most() -> None:
     scenario, plan = one_device_of_two()
     layers = tuple(
-        replace(layer, times={kind: _shorter(table, 1 / 8) for kind, table in layer.times.items()})
+        replace(layer, times={kind: _shorter(table, 1 / 40) for kind, table in layer.times.items()})
         for layer in scenario.model.layers
     )
     quick = replace(scenario, model=replace(scenario.model, layers=layers))
     record = Simulator().run(quick, plan, Scripted({}), 12)
     steps = [event.step for event in record.events if is_link_probe(event) and event.size_bytes == SMALL_BYTES]
     assert sorted(steps) == [0, 0, 4, 4, 8, 8]
+    # Large ones cost more.
+    assert {event.step for event in record.events if is_link_probe(event) and event.size_bytes > SMALL_BYTES} == {0}
 
 
 def test_the_run_is_the_same_with_and_without_probes() -> None:
@@ -80,7 +82,7 @@ def test_the_run_is_the_same_with_and_without_probes() -> None:
 
 
 def test_a_probe_has_the_latency_and_the_jitter_of_its_moment() -> None:
-    changing = LinkTrace([0.0, 3.5], [RATE_BPS, RATE_BPS], 100.0, [0.25, 1.0])  # type: ignore[arg-type]
+    changing = LinkTrace([0.0, 17.5], [RATE_BPS, RATE_BPS], 100.0, [0.25, 1.0])  # type: ignore[arg-type]
     scenario, plan = one_device_of_two(changing, jitter_s=0.1)
     delays_s = [event.arrived_s - event.start_s for event in probes(scenario, plan)]
     # One frame is delayed by half of the jitter in the mean.
@@ -88,19 +90,19 @@ def test_a_probe_has_the_latency_and_the_jitter_of_its_moment() -> None:
 
 
 def test_large_probes_show_that_a_rate_has_collapsed() -> None:
-    collapsing = LinkTrace([0.0, 3.5], [RATE_BPS, RATE_BPS / 20], 100.0)  # type: ignore[arg-type]
+    collapsing = LinkTrace([0.0, 17.5], [RATE_BPS, RATE_BPS / 20], 100.0)  # type: ignore[arg-type]
     policy = Scripted({})
     scenario, plan = one_device_of_two(collapsing)
     Simulator().run(scenario, plan, policy, 8)
     rates_bps = [path.rate_bps for seen in policy.seen for path in seen.unused if path.source == "device-0"]
-    # Each takes longer than a step then, and the highest of three counts.
+    # The highest of three counts.
     assert rates_bps[:4] == pytest.approx([RATE_BPS] * 4)
     assert rates_bps[-1] == pytest.approx(RATE_BPS / 20, rel=0.01)
 
 
 def test_a_probe_waits_while_its_link_is_down_and_is_seen_late() -> None:
     scenario, plan = one_device_of_two()
-    down = replace(scenario, faults=(LinkOutage("region-0->region-1", 1.5, 7.5),))
+    down = replace(scenario, faults=(LinkOutage("region-0->region-1", 7.5, 37.5),))
     policy = Scripted({})
     Simulator().run(down, plan, policy, 5)
     out = {
@@ -108,12 +110,23 @@ def test_a_probe_waits_while_its_link_is_down_and_is_seen_late() -> None:
         for seen in policy.seen
     }
     # Those of steps 1 to 3 wait for the end of the outage; that of step 4 has the least delay of the latest three.
-    assert out == {0: 0.25, 1: None, 2: None, 3: 1.75, 4: 0.25}
+    assert out == {0: 0.25, 1: None, 2: None, 3: 7.75, 4: 0.25}
 
 
 def test_a_link_that_carries_nothing_any_more_loses_probes() -> None:
     dead = LinkTrace([0.0, 2.0], [RATE_BPS, 0.0], 10.0, loops=False)  # type: ignore[arg-type]
     assert [event.step for event in probes(*one_device_of_two(dead))] == [0]
+
+
+def test_a_device_that_was_away_is_probed_again_when_a_plan_uses_it() -> None:
+    scenario, plan = one_device_of_two()
+    away = replace(scenario, faults=(Absence("device-1", 15.0, 25.0),))
+    assert [event.step for event in probes(away, plan)] == [0, 1]
+    both = layered_plan(scenario, [([(1, 1, 1), (2, 1, 1)], [1])])
+    record = Simulator().run(away, plan, Scripted({3: both, 5: plan}), 9)
+    steps = {event.step for event in record.events if is_link_probe(event) and event.size_bytes == SMALL_BYTES}
+    # With steps 5 and 6 the plan uses the links itself.
+    assert steps == {0, 1, 7, 8}
 
 
 def _rounded(path: UnusedPath) -> float:

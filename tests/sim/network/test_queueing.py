@@ -179,3 +179,18 @@ def test_the_rate_of_a_path_is_that_of_its_slowest_link_whenever_it_is_asked_for
     for time_s in times_s:
         slowest_bps = min(5e7, *(float(trace.bandwidth_at(time_s)) for trace in (first, second)))
         assert connection._payload_bps(time_s) == payload_bps(effects, slowest_bps)
+
+
+def test_windows_of_broken_size_leave_nothing_of_a_message_out() -> None:
+    # Three windows of 333.25 bytes leave a quarter of a byte.
+    environment, link = simpy.Environment(), Link("a", "b", 8000.0, 0.0)
+    shared = FairLink(environment, join_tables([RateTable((0.0,), (8000.0,))]), 0)
+    effects = NetworkEffects(window_bytes=333.25, cold_start=True)
+    delivered: deque[Message] = deque()
+    connection = Connection(
+        environment, Route("x", "y", (link,), (link,), 1, math.inf), shared, effects, 0.0, None, delivered
+    )
+    for number in range(3):
+        connection.send(Message(0, number, 1000, 0.0))
+    environment.run()
+    assert [message.departed_s for message in delivered] == pytest.approx([1.0, 2.0, 3.0], rel=1e-9)

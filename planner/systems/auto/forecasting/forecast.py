@@ -9,7 +9,7 @@ since a plan must also run when the link is slow. A regime is expected to last a
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
 from planner.cost.network import ConstantRatePath, Paths, payload_bps
@@ -18,18 +18,19 @@ from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import contention_factors
 from planner.systems.auto.forecasting.change_detection import PageHinkley
+from planner.systems.auto.forecasting.probed_states import MEMORY_S, ProbedStates
 
 # Assumed length of the first regime of a link, seconds, which is not known before the first change.
 FIRST_DWELL_S = 600.0
-
-# Total duration of the last steps whose samples of a link, or latencies of it, are kept, seconds.
-MEMORY_S = 900.0
 
 # Parameters of the Page-Hinkley test on log(rate). Assumption: changes by a factor of two are worth finding, so the
 # slack is half of log(2). After such a change, the threshold is reached in 20 steps; bursts of a few seconds do not
 # reach it.
 SLACK = math.log(2) / 2
 THRESHOLD = 20 * (math.log(2) - SLACK)
+
+# Least number of samples of a link that is probed, if it has as many rates.
+_FEWEST_STATES = 12
 
 # A link may have so many times the rate that a probe shows: hosts delay the packets of a large probe.
 PROBE_ERROR = 4.0
@@ -70,8 +71,12 @@ class LinkForecast:
         self.declared = LinkSample(rate_bps, latency_s, 0.0)
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples: deque[LinkSample] = deque()
-        # Of all steps, also those that did not use the link: latency, duration and highest likely rate.
-        self._states: deque[LinkSample] = deque()
+        # Empty without probes; with them, what steps that used the link have shown, too.
+        self._states = ProbedStates()
+        # Time of all steps, and of those until the last probe, seconds.
+        self._now_s = self._probed_s = 0.0
+        # By what they are made of: samples as probes show, until something is added.
+        self._as_known: dict[tuple[LinkSample, ...], tuple[LinkSample, ...]] = {}
         self._dwells_s = [FIRST_DWELL_S]
         self.age_s = 0.0
         self.unseen_s = 0.0
@@ -85,8 +90,7 @@ class LinkForecast:
     def samples(self) -> tuple[LinkSample, ...]:
         """Samples of this regime, oldest first; if there are none, ones with the declared rate.
 
-        Where a link was not used, probes show latencies and too low rates for longer: each state comes with one of the
-        rates.
+        Where a link was not used, probes show latencies and too low rates: each of these comes with one of the rates.
         """
         return self._as_probed(tuple(self._samples) or (self.declared,))
 
@@ -102,21 +106,28 @@ class LinkForecast:
         return sorted(samples, key=lambda each: (each.rate_bps, each.latency_s))[len(samples) // 2]
 
     def _as_probed(self, samples: tuple[LinkSample, ...]) -> tuple[LinkSample, ...]:
-        count = len(self._states)
-        rates_bps = (samples[place * len(samples) // count].rate_bps for place in range(count))
-        return (
-            tuple(
-                replace(state, rate_bps=min(rate_bps, state.rate_bps))
-                for rate_bps, state in zip(rates_bps, self._states, strict=True)
-            )
-            or samples
-        )
+        """Return the samples with the latencies that probes show, and no higher rates than these."""
+        if not self._states:
+            return samples
+        if samples not in self._as_known:
+            count = max(len(self._states), min(len(samples), _FEWEST_STATES))
+
+            def joined(place: int) -> LinkSample:
+                # Both in order, and each as often as the others.
+                at = (2 * place + 1) / (2 * count)
+                sample, state = samples[int(at * len(samples))], self._states[int(at * len(self._states))]
+                return LinkSample(min(sample.rate_bps, state.most_bps), state.latency_s, sample.duration_s)
+
+            self._as_known[samples] = tuple(map(joined, range(count)))
+        return self._as_known[samples]
 
     def learn(self, sample: LinkSample) -> bool:
         """Add the sample of a step that used the link; return whether it begins a new regime."""
+        self._pass(sample.duration_s)
         self.unseen_s = 0.0
         self._samples.append(sample)
-        self.see(replace(sample, rate_bps=math.inf))
+        if self._states:
+            self._states.add(self._now_s, sample.latency_s, math.inf)
         self.age_s += sample.duration_s
         kept_s = sum(each.duration_s for each in self._samples)
         while len(self._samples) > 1 and kept_s > MEMORY_S:
@@ -128,24 +139,31 @@ class LinkForecast:
         self.restart()
         self._samples.append(sample)
         self._states.clear()
-        self.see(replace(sample, rate_bps=math.inf))
         return True
 
-    def see(self, state: LinkSample) -> None:
-        """Add what a step shows that need not have used the link; the rate is the highest likely one."""
-        self._states.append(state)
-        kept_s = sum(each.duration_s for each in self._states)
-        while len(self._states) > 1 and kept_s > MEMORY_S:
-            kept_s -= self._states.popleft().duration_s
+    def see(self, latency_s: float, most_bps: float) -> None:
+        """Add what a probe has shown: latency, and highest likely rate, bits per second."""
+        self._probed_s = self._now_s
+        self._states.add(self._now_s, latency_s, most_bps)
+        self._as_known.clear()
+
+    def _pass(self, duration_s: float) -> None:
+        self._now_s += duration_s
+        self._states.forget(self._now_s)
+        if self._now_s > self._probed_s + MEMORY_S:
+            self._states.clear()
+        self._as_known.clear()
 
     def skip(self, duration_s: float) -> None:
         """Add the duration of a step that did not use the link, seconds."""
+        self._pass(duration_s)
         self.unseen_s += duration_s
 
     def restart(self) -> None:
         """Begin a new regime without samples of the rate, without recording the length of the old one."""
         self._detector = PageHinkley(slack=SLACK, threshold=THRESHOLD)
         self._samples.clear()
+        self._as_known.clear()
         self.age_s = 0.0
 
 

@@ -81,8 +81,7 @@ class Predictions:
             else:
                 link.skip(duration_s)
                 if name in probed:
-                    latency_s, most_bps = probed[name]
-                    link.see(LinkSample(most_bps, latency_s, duration_s))
+                    link.see(*probed[name])
         return samples, changed
 
     def correct(self, plan: Plan, duration_s: float, samples: Mapping[str, LinkSample]) -> None:

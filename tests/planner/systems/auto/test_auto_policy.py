@@ -80,8 +80,13 @@ def test_a_link_out_of_sight_is_looked_at_and_taken_up() -> None:
     assert per_s(adapted) > 1.3 * per_s(run(scenario, start, "none", 700.0))
 
 
-def test_looking_in_vain_costs_little() -> None:
+def test_a_link_with_far_less_than_its_rate_is_known_without_moving_layers() -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS / 20))
+    assert not run(scenario, on_one_device(scenario), "auto", 3600.0).decisions
+
+
+def test_looking_in_vain_costs_little() -> None:
+    scenario = wide_scenario((0.0, NOMINAL_BPS / 8))
     start = on_one_device(scenario)
     adapted = run(scenario, start, "auto", 3600.0)
     assert adapted.decisions

@@ -21,6 +21,7 @@ from planner.systems.auto.forecasting.forecast import (
     observed_links,
     probed_links,
 )
+from planner.systems.auto.forecasting.probed_states import STATE_S
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario
 from tests.helpers.strategies.scripted_policy import Scripted
@@ -78,22 +79,50 @@ def test_a_link_out_of_sight_counts_the_time_and_can_start_anew() -> None:
 
 def test_what_probes_show_of_an_unused_link_comes_with_its_rates() -> None:
     link = LinkForecast(1e8, 0.02)
-    states = [LinkSample(math.inf, 0.5, 2.0), LinkSample(5e6, 0.1, 2.0), LinkSample(1e9, 0.3, 2.0)]
-    for state in states:
-        link.see(state)
-    assert link.samples == tuple(replace(state, rate_bps=min(1e8, state.rate_bps)) for state in states)
+    for latency_s, most_bps in ((0.5, math.inf), (0.1, 5e6), (0.3, 1e9)):
+        link.skip(STATE_S)
+        link.see(latency_s, most_bps)
+    assert link.samples == tuple(LinkSample(*each, 0.0) for each in ((1e8, 0.5), (5e6, 0.1), (1e8, 0.3)))
     # Where the rate is the same, the latency in the middle is expected.
-    assert link.expected == LinkSample(1e8, 0.3, 2.0)
-    # Rates of the steps that used it are spread over all that time.
+    assert link.expected == LinkSample(1e8, 0.3, 0.0)
+    # Rates of the steps that used it are spread over all that time, and latencies over all rates.
     link.restart()
-    link.learn(LinkSample(1e7, 0.2, 1.0))
-    link.learn(LinkSample(2e7, 0.2, 1.0))
-    link.see(LinkSample(1e6, 0.4, 2.0))
-    assert [sample.latency_s for sample in link.samples] == [0.5, 0.1, 0.3, 0.2, 0.2, 0.4]
-    assert [sample.rate_bps for sample in link.samples] == [1e7, 5e6, 1e7, 2e7, 2e7, 1e6]
-    assert [sample.rate_bps for sample in link.as_declared] == [1e8, 5e6, 1e8, 1e8, 1e8, 1e6]
-    link.see(LinkSample(math.inf, 0.6, MEMORY_S))
-    assert [sample.latency_s for sample in link.samples] == [0.6]
+    link.skip(STATE_S)
+    for rate_bps in (1e7, 2e7, 3e7, 4e7):
+        link.learn(LinkSample(rate_bps, 0.2, 0.1))
+    link.skip(STATE_S)
+    link.see(0.4, 1e6)
+    assert [sample.latency_s for sample in link.samples] == pytest.approx([0.5, 0.1, 0.3, 0.2, 0.4])
+    assert [sample.rate_bps for sample in link.samples] == pytest.approx([1e7, 5e6, 3e7, 3e7, 1e6])
+    assert [sample.rate_bps for sample in link.as_declared] == pytest.approx([1e8, 5e6, 1e8, 1e8, 1e6])
+    # What is older than 15 minutes is forgotten, however many steps there were.
+    for _ in range(1000):
+        link.skip(1.0)
+        link.see(0.6, math.inf)
+    assert {round(sample.latency_s, 9) for sample in link.samples} == {0.6}
+    assert len(link.samples) <= MEMORY_S / STATE_S + 1
+
+
+def test_few_probes_hide_no_rates() -> None:
+    link = LinkForecast(1e8, 0.02)
+    for step in range(10):
+        link.learn(LinkSample(1e7 * (1 + step), 0.02, 1.0))
+    link.skip(1.0)
+    link.see(0.5, math.inf)
+    assert [sample.rate_bps for sample in link.samples] == [1e7 * (1 + step) for step in range(10)]
+    assert {sample.latency_s for sample in link.samples} == {0.5}
+
+
+def test_a_new_regime_forgets_what_probes_showed_before() -> None:
+    link = LinkForecast(1e8, 0.02)
+    link.learn(LinkSample(1e8, 0.02, 1.0))
+    link.skip(1.0)
+    link.see(0.5, 1e6)
+    for _ in range(100):
+        link.learn(LinkSample(1e8, 0.02, 0.1))
+    while not link.learn(LinkSample(1e7, 0.02, 0.1)):
+        pass
+    assert link.samples == (LinkSample(1e7, 0.02, 0.1),)
 
 
 def test_the_path_with_the_highest_rate_shows_most_of_a_link() -> None:
