@@ -1,11 +1,14 @@
 """Probes, by which a run measures links between regions that its plan does not use.
 
 They are datagrams and no messages of training: a link that loses them, or that is down, delays nothing, and a rank that
-computes nothing takes part as well. `planner.adapt.unused_links` says which ranks send them, and which row they become.
+computes nothing takes part too. `planner.adapt.unused_links` says which ranks send them, and which rows they become. A
+rank that computes nothing hears of a step up to two steps before it begins, and sends its probes then. In-process
+emulation holds probes back in threads, one for each path at a time: until it has delivered one, it gets no other.
 """
 
 import hmac
 import math
+import queue
 import socket
 import struct
 import threading
@@ -100,13 +103,25 @@ class LinkProbes:
         self._under_way: set[str] = set()
         # By sender; packets may come twice, or be sent again by somebody else.
         self._heard: dict[int, _Heard] = {}
-        threading.Thread(target=self._receive, name="link-probes", daemon=True).start()
+        self._steps: queue.SimpleQueue[tuple[int, Plan] | None] = queue.SimpleQueue()
+        for loop in (self._receive, self._send_all):
+            threading.Thread(target=loop, name="link-probes", daemon=True).start()
 
     def send(self, step: int, plan: Plan) -> None:
-        """Send the probes that are this rank's with a step, and return at once."""
-        for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present)):
-            if source == self._device and target not in self._under_way and self._book.check([self._entry(target)]):
-                self._probe(step, target)
+        """Send the probes that are this rank's with a step, in a thread."""
+        self._steps.put((step, plan))
+
+    def close(self) -> None:
+        """Send and record no more."""
+        self._is_closed = True
+        self._steps.put(None)
+
+    def _send_all(self) -> None:
+        while (begun := self._steps.get()) is not None:
+            step, plan = begun
+            for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present)):
+                if source == self._device and target not in self._under_way and self._book.check([self._entry(target)]):
+                    self._probe(step, target)
 
     def _probe(self, step: int, target: str) -> None:
         """Send a small probe, and a large one, to a device if they are due."""
@@ -131,10 +146,6 @@ class LinkProbes:
             return False
         self._sent_s[target, size_bytes] = now_s
         return True
-
-    def close(self) -> None:
-        """Send and record no more."""
-        self._is_closed = True
 
     def _deliver(
         self,
@@ -164,7 +175,7 @@ class LinkProbes:
                 packet = body + self._proof(target, body)
                 is_small = _BODY.unpack(body)[3] == 0
                 whole = packet if is_small else packet.ljust(PACKET_BYTES, b"\0")
-                self._socket.sendto(whole, socket.MSG_DONTWAIT, address)
+                self._socket.sendto(whole, address)
 
     def _receive(self) -> None:
         with self._socket:
