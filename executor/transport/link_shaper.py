@@ -50,10 +50,10 @@ class LinkShaper:
         self._cluster = cluster
         self._clock = clock
         self.local_delivery_s = 0.0
-        self._index = {link.name: index for index, link in enumerate(cluster.links)}
+        self._index = {link.name: index for index, link in enumerate((*cluster.links, *cluster.interfaces))}
         self._file = os.open(ledger, os.O_RDWR | os.O_CREAT, 0o600)
         # A new file gets zeros; the file of another process has this size already.
-        os.ftruncate(self._file, _RECORD.size * max(1, len(cluster.links)))
+        os.ftruncate(self._file, _RECORD.size * max(1, len(self._index)))
         self._taken_until = mmap.mmap(self._file, 0)
         # POSIX file locks exclude other processes, but not other threads of this one.
         self._lock = threading.Lock()

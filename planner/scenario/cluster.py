@@ -183,6 +183,11 @@ class Cluster:
             if device.interface_bps < math.inf
         }
 
+    @property
+    def interfaces(self) -> tuple[Link, ...]:
+        """Links that stand for the network interfaces of machines, first and last on the paths between these."""
+        return tuple(link for pair in self._interfaces.values() for link in pair)
+
     def _between_regions(self, source: str, target: str) -> tuple[Link, ...]:
         start, goal = self.by_name[source].region, self.by_name[target].region
         route = self._routes_from(start).get(goal)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_messages_one_after_the_other_waste_nothing(tmp_path: Path) -> None:
     path = cluster.path("a", "b")
     ends_s = [shaper.transmit(path, 1e6, 0.0) for _ in range(3)]
     assert ends_s == pytest.approx([0.01, 0.02, 0.03], abs=1e-9)
+    shaper.close()
+
+
+def test_network_interfaces_of_hosts_limit_what_leaves_and_comes(tmp_path: Path) -> None:
+    plain = make_cluster()
+    slow = tuple(
+        replace(each, host=f"host-{each.name}", interface_bps=rate_bps)
+        for each, rate_bps in zip(plain.devices, (50e6, 20e6), strict=True)
+    )
+    cluster = Cluster(slow, plain.links)
+    shaper = make_shaper(tmp_path, cluster)
+    assert shaper.transmit(cluster.path("a", "b"), 1e6, 0.0) == pytest.approx(0.05, abs=1e-9)
+    # Each way has a rate of its own.
+    assert shaper.transmit(cluster.path("b", "a"), 1e6, 0.0) == pytest.approx(0.05, abs=1e-9)
     shaper.close()
 
 

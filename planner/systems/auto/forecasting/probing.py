@@ -1,8 +1,9 @@
 """Probes of links that the current plan does not use: the first or last layer is moved behind such a link.
 
-While a plan uses one region only, the rates of the links to other regions stay unknown. To measure them, a few steps
-send all samples over such a link. Most models have a small first and last layer, which can be moved to the other region
-and back in little time; moving half of the model would take long.
+While a plan uses one region only, the rates of the links to other regions stay unknown: packet pairs only tell that a
+link has far less than its rate (`planner.adapt.unused_links`). To measure them, a few steps send all samples over such
+a link. Most models have a small first and last layer, which can be moved to the other region and back in little time;
+moving half of the model would take long.
 """
 
 import math

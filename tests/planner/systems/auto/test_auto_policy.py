@@ -82,7 +82,7 @@ def test_a_link_out_of_sight_is_looked_at_and_taken_up() -> None:
 
 def test_a_link_with_far_less_than_its_rate_is_known_without_moving_layers() -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS / 20))
-    assert not run(scenario, on_one_device(scenario), "auto", 3600.0).decisions
+    assert not run(scenario, on_one_device(scenario), "auto", 900.0).decisions
 
 
 def test_looking_in_vain_costs_little() -> None:
@@ -114,7 +114,7 @@ def with_latencies(scenario: Scenario, rises_s: float, latency_s: float) -> Scen
 
 def test_a_latency_far_above_the_declared_one_is_known_without_moving_layers() -> None:
     scenario = with_latencies(wide_scenario(), 1.0, 20.0)
-    assert not run(scenario, on_one_device(scenario), "auto", 3600.0).decisions
+    assert not run(scenario, on_one_device(scenario), "auto", 900.0).decisions
 
 
 def test_a_probe_that_meets_a_latency_far_above_the_known_one_ends_after_a_step() -> None:
