@@ -147,7 +147,8 @@ else:
     sys.exit(sum(os.waitpid(each, 0)[1] for each in children) > 0)
 shaper = LinkShaper(Path(sys.argv[1]), cluster, clock)
 clock.sleep_until(0.0)
-print(shaper.transmit(cluster.path("a", "b"), 20e6, 0.0))
+# In one piece: without a buffer `print` writes the end of the line apart.
+os.write(1, f"{shaper.transmit(cluster.path('a', 'b'), 20e6, 0.0)}\\n".encode())
 """
 
 
