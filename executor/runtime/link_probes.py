@@ -2,8 +2,9 @@
 
 They are datagrams and no messages of training: a link that loses them, or that is down, delays nothing, and a rank that
 computes nothing takes part too. `planner.adapt.unused_links` says which ranks send them, and which rows they become. A
-rank that computes nothing hears of a step up to two steps before it begins, and sends its probes then. In-process
-emulation holds probes back in threads, one for each path at a time: until it has delivered one, it gets no other.
+rank that computes nothing hears of a step up to two steps before it begins, and sends its probes then; the policy sees
+those that it receives up to two steps later. In-process emulation holds probes back in threads, one for each path at a
+time: until it has delivered one, it gets no other.
 """
 
 import hmac
@@ -92,7 +93,11 @@ class LinkProbes:
     def __post_init__(self) -> None:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        self._socket.bind((self._host, 0))
+        try:
+            self._socket.bind((self._host, 0))
+        except OSError:
+            self._socket.close()
+            raise
         self._socket.settimeout(_LONGEST_WAIT_S)
         self._book.set(self._entry(self._device), f"{self._socket.getsockname()[1]} {self._host}")
         self._is_closed = False
@@ -117,28 +122,31 @@ class LinkProbes:
         self._steps.put(None)
 
     def _send_all(self) -> None:
-        while (begun := self._steps.get()) is not None:
+        while (begun := self._steps.get()) is not None and not self._is_closed:
             step, plan = begun
             for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present)):
                 if source == self._device and target not in self._under_way and self._book.check([self._entry(target)]):
-                    self._probe(step, target)
+                    # The addresses of a session that has ended are forgotten.
+                    with suppress(RuntimeError):
+                        self._probe(step, target)
 
     def _probe(self, step: int, target: str) -> None:
         """Send a small probe, and a large one, to a device if they are due."""
         now_s = self._clock.now_s()
         if not self._is_due(target, SMALL_BYTES, SMALL_EVERY_S, now_s):
             return
-        packets = large_packets(self._device, target, self._scenario)
-        last = packets if self._is_due(target, packets * PACKET_BYTES, LARGE_EVERY_S, now_s) else 0
+        large = large_packets(self._device, target, self._scenario)
+        last = large if self._is_due(target, large * PACKET_BYTES, LARGE_EVERY_S, now_s) else 0
         sender = self._devices.index(self._device)
         bodies = [_BODY.pack(step, now_s, sender, index, last) for index in range(last + 1)]
         port, host = self._book.get(self._entry(target)).decode().split(" ")
-        send, emulation = partial(self._send, target, (host, int(port))), self._emulate(target)
+        packets = [self._packet(target, body) for body in bodies]
+        send, emulation = partial(self._send, (host, int(port))), self._emulate(target)
         if emulation is None:
-            send(bodies)
+            send(packets)
             return
         self._under_way.add(target)
-        deliver = partial(self._deliver, emulation, target, send, bodies, now_s)
+        deliver = partial(self._deliver, emulation, target, send, packets, now_s)
         threading.Thread(target=deliver, name="link-probe", daemon=True).start()
 
     def _is_due(self, target: str, size_bytes: int, every_s: float, now_s: float) -> bool:
@@ -152,30 +160,31 @@ class LinkProbes:
         emulation: Emulation,
         target: str,
         send: Callable[[Sequence[bytes]], None],
-        bodies: Sequence[bytes],
+        packets: Sequence[bytes],
         ready_s: float,
     ) -> None:
         """Send probes when they would arrive over emulated links."""
         try:
             # The links may carry nothing any more, and the emulation may have been closed meanwhile.
             with suppress(RunError, ValueError, OSError):
-                for part, size_bytes in ((bodies[:1], SMALL_BYTES), (bodies[1:], PACKET_BYTES * (len(bodies) - 1))):
-                    ready_s = emulation.transmit(8 * size_bytes, ready_s, 1)
+                for part in (packets[:1], packets[1:]):
+                    ready_s = emulation.transmit(8 * sum(map(len, part)), ready_s, 1)
                     self._clock.sleep_until(emulation.delivery_s(ready_s))
                     send(part)
         finally:
             self._under_way.discard(target)
 
-    def _send(self, target: str, address: tuple[str, int], bodies: Sequence[bytes]) -> None:
+    def _packet(self, target: str, body: bytes) -> bytes:
+        packet = body + self._proof(target, body)
+        return packet if _BODY.unpack(body)[3] == 0 else packet.ljust(PACKET_BYTES, b"\0")
+
+    def _send(self, address: tuple[str, int], packets: Sequence[bytes]) -> None:
         if self._is_closed:
             return
         # Without a route to the target, or room for a packet, a probe is lost as others are on their way.
         with suppress(OSError):
-            for body in bodies:
-                packet = body + self._proof(target, body)
-                is_small = _BODY.unpack(body)[3] == 0
-                whole = packet if is_small else packet.ljust(PACKET_BYTES, b"\0")
-                self._socket.sendto(whole, address)
+            for packet in packets:
+                self._socket.sendto(packet, address)
 
     def _receive(self) -> None:
         with self._socket:

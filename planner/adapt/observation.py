@@ -187,10 +187,11 @@ class Observer:
         """
         compute: defaultdict[str, float] = defaultdict(float)
         sends: defaultdict[tuple[str, str], list[Event]] = defaultdict(list)
+        probes: list[Event] = []
         end_s = 0.0
         for event in sorted(events, key=lambda e: (e.start_s, e.end_s, e.device)):
             if is_link_probe(event):
-                self._unused.add(event)
+                probes.append(event)
                 continue
             # What can be late counts in the step with whose events it comes.
             if _is_late(event) and event.arrived_s >= 0:
@@ -202,6 +203,7 @@ class Observer:
                 compute[event.device] += event.end_s - event.start_s
             elif event.kind is EventKind.SEND and event.arrived_s >= 0:
                 sends[event.device, event.peer].append(event)
+        self._unused.add(probes)
         seen = [self._path(source, target, sends[source, target]) for source, target in sorted(sends)]
         paths = tuple(path for path in seen if path.busy_s > 0 and path.size_bytes)
         return Observation(step, plan, tuple(sorted(compute.items())), paths, end_s=end_s, unused=self._unused.take())

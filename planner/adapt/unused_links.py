@@ -3,13 +3,13 @@
 A plan may be better over links that the present one does not use. How good they are can be had without moving layers:
 with a step, a device at one end of such a link sends two probes to one at the other end, a small one, which shows the
 delay, and right behind it a large one, which arrives later by the time that its bytes take (the packet pairs of Keshav,
-1991). A large probe takes milliseconds on a link of the declared rate, so that delays of the hosts make its rate too
-low or too high; it tells reliably that a link has far less than its rate.
+1991). Hosts, too, take a few milliseconds for them: a pair that comes within `HOSTS_S` tells nothing of the rate, and
+others tell that a link has far less than its rate.
 """
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations, product
@@ -28,6 +28,9 @@ SMALL_BYTES = 40
 PACKET_BYTES = 1400
 _LARGE_S, _FEWEST_PACKETS, _MOST_PACKETS = 0.002, 4, 64
 
+# Longest time that hosts are taken to need for a large probe, seconds; 64 packets on loopback take 0.3 to 1 ms.
+HOSTS_S = 0.005
+
 # Least time between two small probes, and between two large ones, of a path, seconds. At 400 Mbit/s and a price of 0.09
 # USD per GB those of an hour cost 0.003 USD.
 SMALL_EVERY_S, LARGE_EVERY_S = 1.0, 10.0
@@ -39,6 +42,9 @@ _MOST_PATHS = 64
 # ours delays some; older ones, seconds, do not count.
 _LATEST, _OLD_S = 3, 60.0
 
+# Number of the latest small probes of a path whose large ones are awaited.
+_MOST_AWAITED = 300
+
 
 @dataclass(frozen=True, slots=True)
 class UnusedPath:
@@ -46,7 +52,8 @@ class UnusedPath:
 
     Attributes:
         latency_s: Propagation delay, seconds.
-        rate_bps: Rate at which packets arrived, bits per second; None if no large probe has arrived.
+        rate_bps: Rate at which packets arrived, bits per second; None if no large probe has arrived in the last minute,
+            or one so soon that hosts have decided when.
     """
 
     source: str
@@ -121,33 +128,38 @@ class UnusedPaths:
     """Computes what the probes of a run show."""
 
     def __init__(self) -> None:
-        # By path: when each of the latest probes was sent, run seconds, with its delay or rate.
+        # By path: when each of the latest probes arrived, run seconds, with its delay or rate.
         self._delays_s = defaultdict[tuple[str, str], "deque[tuple[float, float]]"](lambda: deque(maxlen=_LATEST))
         self._rates_bps = defaultdict[tuple[str, str], "deque[tuple[float, float]]"](lambda: deque(maxlen=_LATEST))
-        # By path: the latest small probe.
-        self._small: dict[tuple[str, str], Event] = {}
+        # By path and step: when the small probe arrived, run seconds. Its large one may come many steps later.
+        self._small_s = defaultdict[tuple[str, str], dict[int, float]](dict)
         self._seen: set[tuple[str, str]] = set()
 
-    def add(self, probe: Event) -> None:
-        """Add a probe that has arrived; a large one comes after the small one of its step."""
-        path = probe.device, probe.peer
-        if probe.size_bytes == SMALL_BYTES:
-            self._small[path] = probe
-            self._delays_s[path].append((probe.start_s, probe.arrived_s - probe.start_s))
-            self._seen.add(path)
-        elif (small := self._small.get(path)) is not None and small.step == probe.step:
-            took_s = max(probe.arrived_s - small.arrived_s, 1e-9)
-            self._rates_bps[path].append((probe.start_s, 8 * probe.size_bytes / took_s))
+    def add(self, probes: Iterable[Event]) -> None:
+        """Add probes that have arrived."""
+        for probe in sorted(probes, key=lambda each: (each.arrived_s, each.size_bytes)):
+            path, small_s = (probe.device, probe.peer), self._small_s[probe.device, probe.peer]
+            if probe.size_bytes == SMALL_BYTES:
+                self._delays_s[path].append((probe.arrived_s, probe.arrived_s - probe.start_s))
+                self._seen.add(path)
+                small_s[probe.step] = probe.arrived_s
+                while len(small_s) > _MOST_AWAITED:
+                    del small_s[next(iter(small_s))]
+            elif probe.step in small_s:
+                took_s = probe.arrived_s - small_s[probe.step]
+                rate_bps = 8 * probe.size_bytes / took_s if took_s > HOSTS_S else math.inf
+                self._rates_bps[path].append((probe.arrived_s, rate_bps))
 
     def take(self) -> tuple[UnusedPath, ...]:
         """Return the paths with small probes since the last call, sorted by source and target names."""
         seen, self._seen = sorted(self._seen), set()
         found = []
         for path in seen:
-            since_s = self._small[path].start_s - _OLD_S
+            since_s = self._delays_s[path][-1][0] - _OLD_S
             delays_s, rates_bps = (
-                [value for sent_s, value in each[path] if sent_s >= since_s]
+                [value for arrived_s, value in each[path] if arrived_s >= since_s]
                 for each in (self._delays_s, self._rates_bps)
             )
-            found.append(UnusedPath(*path, min(delays_s), max(rates_bps, default=None)))
+            rate_bps = max(rates_bps, default=math.inf)
+            found.append(UnusedPath(*path, min(delays_s), rate_bps if rate_bps < math.inf else None))
         return tuple(found)

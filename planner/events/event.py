@@ -55,7 +55,8 @@ class Event:
         peer: Name of the other device of a transfer, or the other end of a link; empty for other events.
         action: F (forward), B (unsplit backward), I (input gradient) or W (weight gradient), of a compute or of the
             compute whose result is transferred; S: sum of gradients; U: optimizer's update, or update sent to another
-            pipeline; O: outer step; M: migration of layers; P: probe of a path; K: backup; or the kind of a fault.
+            pipeline; O: outer step; M: migration of layers; P: probe of a path, or of a link that the plan does not use
+            (then of no pipeline); K: backup; or the kind of a fault.
         size_bytes: Bytes on the wire; 0 for kinds other than send, receive, sync, update, migrate and backup.
         staleness: Number of the receiver's steps that another pipeline's update did not include; at a syncer, number of
             outer steps; -1 for other events.
@@ -101,7 +102,10 @@ def is_exchange(event: Event) -> bool:
 
 def in_order(events: Iterable[Event]) -> list[Event]:
     """Return the events sorted by start; other fields break ties, so that the order is unique."""
-    return sorted(events, key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch))
+    return sorted(
+        events,
+        key=lambda e: (e.start_s, e.end_s, e.device, e.kind, e.peer, e.step, e.stage, e.microbatch, e.size_bytes),
+    )
 
 
 def to_table(events: Iterable[Event]) -> pa.Table:

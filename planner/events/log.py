@@ -96,7 +96,7 @@ class EventLog(Sequence[Event]):
         place = np.empty(len(self.names), np.int64)
         place[np.argsort(np.array(self.names, dtype=np.str_), kind="stable")] = np.arange(len(self.names))
         keys = []
-        for name in ("microbatch", "stage", "step", "peer", "kind", "device", "end_s", "start_s"):
+        for name in ("size_bytes", "microbatch", "stage", "step", "peer", "kind", "device", "end_s", "start_s"):
             column = self.columns[name]
             keys.append(place[column] if name in TEXTS else column)
         return self.take(np.lexsort(keys))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from experiments.benches.planning.random_clusters import random_cluster
 from planner.adapt.observation import Observer, seen_with_steps
 from planner.adapt.unused_links import (
+    HOSTS_S,
     SMALL_BYTES,
     UnusedPath,
     large_packets,
@@ -122,16 +123,42 @@ def test_a_policy_sees_the_least_of_three_delays_once_they_have_come() -> None:
     assert (found.end_s, found.paths, found.unused) == (61.0, (), (UnusedPath("b", "a", 20.5),))
 
 
+def pair(step: int, took_s: float) -> list[Event]:
+    """Return the small and the large probe of a step, which came ``took_s`` seconds after it."""
+    start_s = 10.0 * step
+    small = link_probe("a", "b", step, SMALL_BYTES, start_s, start_s + 0.1)
+    return [small, link_probe("a", "b", step, 5000, start_s, start_s + 0.1 + took_s)]
+
+
 def test_a_policy_sees_the_highest_of_three_rates() -> None:
     scenario = random_cluster(1)
     plan, observer = plan_of(scenario, (scenario.cluster.devices[0].name,)), Observer()
     seen = []
-    # Of step 4 only the large probe comes, of which nothing tells when it had to come.
-    for step, took_s in enumerate([0.01, 0.04, 0.02, 0.05, 0.001, 0.08]):
-        small = link_probe("a", "b", step, SMALL_BYTES, 10.0 * step, 10.0 * step + 0.1)
-        large = link_probe("a", "b", step, 5000, 10.0 * step, 10.0 * step + 0.1 + took_s)
-        seen += observer.observe([large] if step == 4 else [small, large], step, plan).unused
+    for step, took_s in enumerate([0.01, 0.04, 0.02, 0.05, 0.08]):
+        # In whatever order they are recorded.
+        seen += observer.observe(reversed(pair(step, took_s)), step, plan).unused
     assert [each.rate_bps for each in seen] == pytest.approx([4e6, 4e6, 4e6, 2e6, 2e6])
+    # Of hosts alone it can come so soon, whatever the link's rate.
+    (soon,) = observer.observe(pair(5, 0.9 * HOSTS_S), 5, plan).unused
+    assert soon.rate_bps is None
+    # After a minute without large ones nothing is known, but the delay is.
+    (later,) = observer.observe(pair(13, 0.1)[:1], 13, plan).unused
+    assert (later.rate_bps, later.latency_s) == (None, pytest.approx(0.1))
+
+
+def test_a_large_probe_may_come_long_after_the_next_small_ones() -> None:
+    scenario = random_cluster(1)
+    plan, observer = plan_of(scenario, (scenario.cluster.devices[0].name,)), Observer()
+    small, large = pair(0, 40.0)
+    (first,) = observer.observe([small], 0, plan).unused
+    assert first.rate_bps is None
+    for step in (1, 2, 3):
+        observer.observe(pair(step, 0.0)[:1], step, plan)
+    (last,) = observer.observe([*pair(4, 0.0)[:1], large], 4, plan).unused
+    assert last.rate_bps == pytest.approx(1000.0)
+    # One without its small one tells nothing.
+    (alone,) = Observer().observe([*pair(4, 0.0)[:1], large], 4, plan).unused
+    assert alone.rate_bps is None
 
 
 def test_a_large_probe_takes_milliseconds_at_the_declared_rate() -> None:

@@ -8,7 +8,7 @@ since a plan must also run when the link is slow. A regime is expected to last a
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.adapt.observation import Observation, PathObservation, joint_rate_bps
@@ -75,8 +75,8 @@ class LinkForecast:
         self._states = ProbedStates()
         # Time of all steps, and of those until the last probe, seconds.
         self._now_s = self._probed_s = 0.0
-        # By what they are made of: samples as probes show, until something is added.
-        self._as_known: dict[tuple[LinkSample, ...], tuple[LinkSample, ...]] = {}
+        # By whether their rates are the declared one: samples as probes show, until something is added.
+        self._as_known: dict[bool, tuple[LinkSample, ...]] = {}
         self._dwells_s = [FIRST_DWELL_S]
         self.age_s = 0.0
         self.unseen_s = 0.0
@@ -92,12 +92,12 @@ class LinkForecast:
 
         Where a link was not used, probes show latencies and too low rates: each of these comes with one of the rates.
         """
-        return self._as_probed(tuple(self._samples) or (self.declared,))
+        return self._as_probed(self._samples, is_declared=False) if self._samples else self.as_declared
 
     @property
     def as_declared(self) -> tuple[LinkSample, ...]:
         """Samples with the declared rate, but as probes show, oldest first."""
-        return self._as_probed((self.declared,))
+        return self._as_probed([self.declared], is_declared=True)
 
     @property
     def expected(self) -> LinkSample:
@@ -105,11 +105,11 @@ class LinkForecast:
         samples = self.as_declared if self.unseen_s > self.expected_dwell_s else self.samples
         return sorted(samples, key=lambda each: (each.rate_bps, each.latency_s))[len(samples) // 2]
 
-    def _as_probed(self, samples: tuple[LinkSample, ...]) -> tuple[LinkSample, ...]:
+    def _as_probed(self, samples: Sequence[LinkSample], *, is_declared: bool) -> tuple[LinkSample, ...]:
         """Return the samples with the latencies that probes show, and no higher rates than these."""
         if not self._states:
-            return samples
-        if samples not in self._as_known:
+            return tuple(samples)
+        if is_declared not in self._as_known:
             count = max(len(self._states), min(len(samples), _FEWEST_STATES))
 
             def joined(place: int) -> LinkSample:
@@ -118,8 +118,8 @@ class LinkForecast:
                 sample, state = samples[int(at * len(samples))], self._states[int(at * len(self._states))]
                 return LinkSample(min(sample.rate_bps, state.most_bps), state.latency_s, sample.duration_s)
 
-            self._as_known[samples] = tuple(map(joined, range(count)))
-        return self._as_known[samples]
+            self._as_known[is_declared] = tuple(map(joined, range(count)))
+        return self._as_known[is_declared]
 
     def learn(self, sample: LinkSample) -> bool:
         """Add the sample of a step that used the link; return whether it begins a new regime."""
@@ -127,7 +127,7 @@ class LinkForecast:
         self.unseen_s = 0.0
         self._samples.append(sample)
         if self._states:
-            self._states.add(self._now_s, sample.latency_s, math.inf)
+            self._states.add(self._now_s, sample.latency_s, None)
         self.age_s += sample.duration_s
         kept_s = sum(each.duration_s for each in self._samples)
         while len(self._samples) > 1 and kept_s > MEMORY_S:
@@ -190,9 +190,11 @@ def observed_links(observation: Observation, scenario: Scenario) -> dict[str, tu
 def probed_links(observation: Observation, scenario: Scenario) -> dict[str, tuple[float, float]]:
     """Return latency, seconds, and highest likely rate, bits per second, of each link that a step probed, by name.
 
-    Of several paths over a link the one with the highest rate counts, which other links limit least.
+    Of several paths over a link the one with the highest rate counts, which other links limit least. Messages take as
+    much longer than probes as their hand-over.
     """
-    delays = ((path.source, path.target, path.latency_s) for path in observation.unused)
+    handover_s = scenario.effects.network.handover_s
+    delays = ((path.source, path.target, path.latency_s + handover_s) for path in observation.unused)
     rates_bps: dict[str, float] = {}
     for path in observation.unused:
         rate_bps = math.inf if path.rate_bps is None else PROBE_ERROR * path.rate_bps

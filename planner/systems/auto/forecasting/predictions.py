@@ -100,7 +100,7 @@ class Predictions:
         return self._at_states_s(plan, {name: link.samples for name, link in self.links.items()})
 
     def optimistic_s(self, plan: Plan) -> float:
-        """Return the predicted time of a step if links with stale samples have their declared rates, seconds."""
+        """Return the predicted time of a step if links with stale samples are as declared or probed, seconds."""
         links = self.links.items()
         samples = {name: link.samples if _is_fresh(link) else link.as_declared for name, link in links}
         return self._at_states_s(plan, samples)

@@ -14,19 +14,22 @@ class ProbedState:
     Attributes:
         slot: Number of these seconds since the start of the run.
         latency_s: Mean latency, seconds.
-        seconds_per_bit: Mean of the inverse of the highest likely rate, seconds per bit.
+        seconds_per_bit: Mean of the inverse of the highest likely rate, seconds per bit, as far as steps showed one.
     """
 
     slot: int
-    count: int = 0
     latency_s: float = 0.0
     seconds_per_bit: float = 0.0
+    _latencies: int = 0
+    _rates: int = 0
 
-    def add(self, latency_s: float, most_bps: float) -> None:
+    def add(self, latency_s: float, most_bps: float | None) -> None:
         """Add what one step has shown."""
-        self.count += 1
-        self.latency_s += (latency_s - self.latency_s) / self.count
-        self.seconds_per_bit += (1 / most_bps - self.seconds_per_bit) / self.count
+        self._latencies += 1
+        self.latency_s += (latency_s - self.latency_s) / self._latencies
+        if most_bps is not None:
+            self._rates += 1
+            self.seconds_per_bit += (1 / most_bps - self.seconds_per_bit) / self._rates
 
     @property
     def most_bps(self) -> float:
@@ -47,8 +50,8 @@ class ProbedStates:
         """Return a state; the oldest one is at place 0."""
         return self._states[place]
 
-    def add(self, now_s: float, latency_s: float, most_bps: float) -> None:
-        """Add what a step that ended at ``now_s`` has shown; the rate is infinite if the step did not show it."""
+    def add(self, now_s: float, latency_s: float, most_bps: float | None) -> None:
+        """Add what a step that ended at ``now_s`` has shown; the rate is None if it showed none."""
         slot = int(now_s // STATE_S)
         if not self._states or self._states[-1].slot != slot:
             self._states.append(ProbedState(slot))

@@ -10,6 +10,7 @@ from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation, PathObservation
 from planner.adapt.unused_links import UnusedPath
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.scenario.effects import Effects, NetworkEffects
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.forecasting.forecast import (
     FIRST_DWELL_S,
@@ -101,6 +102,31 @@ def test_what_probes_show_of_an_unused_link_comes_with_its_rates() -> None:
         link.see(0.6, math.inf)
     assert {round(sample.latency_s, 9) for sample in link.samples} == {0.6}
     assert len(link.samples) <= MEMORY_S / STATE_S + 1
+
+
+def test_a_state_is_the_mean_of_what_was_seen_in_its_time() -> None:
+    link = LinkForecast(1e8, 0.02)
+    link.learn(LinkSample(1e8, 0.02, 1.0))
+    link.skip(1.0)
+    link.see(0.1, 1e6)
+    link.skip(1.0)
+    link.see(0.3, 3e6)
+    # A step that uses the link shows no bound of its rate, and takes nothing from those that did.
+    link.learn(LinkSample(1e8, 0.5, 1.0))
+    (sample,) = set(link.samples)
+    assert (sample.rate_bps, sample.latency_s) == pytest.approx((1.5e6, 0.3))
+    # Once there have been no probes for as long as states are kept, the samples stand for themselves.
+    for _ in range(50):
+        link.learn(LinkSample(1e8, 0.02, MEMORY_S / 40))
+    assert {(sample.rate_bps, sample.latency_s) for sample in link.samples} == {(1e8, 0.02)}
+    assert len(link.samples) == 40
+
+
+def test_messages_take_longer_than_probes_by_their_hand_over() -> None:
+    scenario = chain_scenario([0.1, 0.1], [0.2, 0.2], bandwidth_bps=1e8, latency_s=0.02)
+    scenario = replace(scenario, effects=Effects(network=NetworkEffects(handover_s=0.005)))
+    observation = Observation(0, two_stages(), (), (), unused=(UnusedPath("device-0", "device-1", 0.03, None),))
+    assert probed_links(observation, scenario) == {"region-0->region-1": (pytest.approx(0.035), math.inf)}
 
 
 def test_few_probes_hide_no_rates() -> None:
