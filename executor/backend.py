@@ -33,7 +33,7 @@ from executor.wan.linux import read_tcp
 from executor.wan.relay import read_report
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import DECISION_LAG_STEPS, Policy
+from planner.adapt.policy import DECISION_LAG_STEPS, Policy, measures_unused_links
 from planner.check import check_plan
 from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Pipeline, Plan
@@ -121,7 +121,7 @@ class TorchBackend:
             self.tell(links_in_the_clear(self.hosts))
         if emulator == "relay" and (fast := too_fast(plan, scenario, self.compute)) is not None:
             self.tell(fast)
-        config = self._configure(plan, steps, emulator, adapts=policy is not None)
+        config = self._configure(plan, steps, emulator, policy)
         first_step, first_sample = config.first_step, config.first_sample
         adaptation = None
         if policy is not None:
@@ -190,12 +190,12 @@ class TorchBackend:
                 first_sample,
             )
 
-    def _configure(self, plan: Plan, steps: int, emulator: Emulator, *, adapts: bool) -> RunConfig:
+    def _configure(self, plan: Plan, steps: int, emulator: Emulator, policy: Policy | None) -> RunConfig:
         config = RunConfig(
             self.compute,
             steps,
             emulator,
-            adapts,
+            policy is not None,
             self.tcp,
             self.backup_every,
             spread=self.hosts is not None,
@@ -203,6 +203,7 @@ class TorchBackend:
             at_profile_speed=self.at_profile_speed,
             allows_nan=self.allow_nan,
             decoupled=plan.synchronisation.is_decoupled,
+            measures_links=measures_unused_links(policy),
         )
         checkpoints = self.checkpoints
         if checkpoints is None:

@@ -26,15 +26,21 @@ class Recorder:
     """Collects the events of a run.
 
     Args:
-        probes: The probes of unused links, if each step probes these and its paths, as in the executor
-            (`planner.adapt.observation`); None if it probes nothing.
+        probes: Whether each step probes its paths, as in the executor (`planner.adapt.observation`).
+        link_probes: The probes of unused links; None if these are not measured.
         spool: Takes the events, so that they need not stay in memory; None to keep them.
     """
 
     def __init__(
-        self, devices: Sequence[str], *, probes: LinkProbes | None = None, spool: EventSpool | None = None
+        self,
+        devices: Sequence[str],
+        *,
+        probes: bool = False,
+        link_probes: LinkProbes | None = None,
+        spool: EventSpool | None = None,
     ) -> None:
-        self._link_probes = probes
+        self._has_probes = probes
+        self._link_probes = link_probes
         self._spool = spool
         # By path, as the product of its devices' numbers: the first step that used it.
         self._first_step: dict[int, int] = {}
@@ -124,7 +130,7 @@ class Recorder:
 
     def _events(self, step: StepRun) -> EventLog:
         parts = [self._compute(step), self._sends(step), self._receives(step), self._syncs(step)]
-        if self._link_probes is not None:
+        if self._has_probes:
             parts.append(self._probes(step))
         return EventLog(self._names, join_columns(parts))
 

@@ -93,8 +93,9 @@ class Run:
         self._stop = stop
         self._backup_every = backup_every
         devices = [device.name for device in scenario.cluster.devices]
-        probes = LinkProbes(self._scenario) if adaptation is not None else None
-        self._recorder = Recorder(devices, probes=probes, spool=spool)
+        measures = adaptation is not None and adaptation.measures_unused_links
+        links = LinkProbes(self._scenario) if measures else None
+        self._recorder = Recorder(devices, probes=adaptation is not None, link_probes=links, spool=spool)
         self._policy = PolicyClock(adaptation) if adaptation is not None else None
         self._updates = AsyncUpdates(plan.synchronisation, stop.steps)
 

@@ -69,6 +69,7 @@ class RunConfig:
         emulator: How links are emulated: ``none``; ``shaper``, a `LinkShaper` in each process; ``relay``, a process
             between network namespaces.
         adapts: Whether a policy may change the plan.
+        measures_links: Whether links that the plan does not use are measured for the policy.
         tcp: TCP settings in the relay's namespaces: tuned for wide-area links, or those of this machine.
         backup_every: Number of steps between two copies of the state of all layers in memory, with which a run survives
             the loss of ranks; 0 makes no copies, so that the loss of a rank ends the run.
@@ -110,6 +111,7 @@ class RunConfig:
     at_profile_speed: bool = False
     allows_nan: bool = False
     decoupled: bool = False
+    measures_links: bool = False
     outlives_launcher: bool = False
 
     @property

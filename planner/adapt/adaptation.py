@@ -9,7 +9,7 @@ from planner.adapt.copies import layers_of
 from planner.adapt.gradient_noise import GradientNorms, NoiseEstimate
 from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
 from planner.adapt.observation import Observation, Observer
-from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change, measures_unused_links
 from planner.adapt.worker_moves import keeps_workers, same_workers, worker_moves
 from planner.check import check_plan
 from planner.events.event import Event
@@ -42,6 +42,9 @@ class Adaptation:
             replayed may be decided otherwise.
         duration_s: Time from which no step starts, seconds from the start of the run.
 
+    Attributes:
+        measures_unused_links: Whether the run measures unused links for the policy.
+
     Raises:
         InputError: The plan's pipelines take steps at their own speed, so that no step is one of all devices.
         RunError: The policy returned a plan that fails the check, changes a field that a run keeps, names an absent
@@ -66,6 +69,7 @@ class Adaptation:
                 where="policy",
                 valid="leave the policy out, or choose another method",
             )
+        self.measures_unused_links = measures_unused_links(policy)
         self._policy = policy
         self._observer = Observer()
         self._scenario = scenario

@@ -15,7 +15,8 @@ DECISION_LAG_STEPS = 2
 class Policy(Protocol):
     """Interface of policies, which decide on plans from observations.
 
-    A policy may have state, but must not read a clock, do input or output, or depend on the backend.
+    A policy may have state, but must not read a clock, do input or output, or depend on the backend. With a true
+    attribute ``measures_unused_links`` it sees links between regions that the plan does not use (`Observation.unused`).
     """
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
@@ -25,6 +26,11 @@ class Policy(Protocol):
         empty) is observed in addition, before it is finished: None then means to wait for these devices, and a
         returned plan must not name them.
         """
+
+
+def measures_unused_links(policy: Policy | None) -> bool:
+    """Return whether a run measures unused links for its policy; the packets for it count in its bytes and price."""
+    return bool(getattr(policy, "measures_unused_links", False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,7 @@ def test_layers_leave_when_their_holder_is_done_and_who_needs_none_goes_on() -> 
     assert begun_s["device-0"] == done_s["device-0"]
     there_s = max(done_s["device-1"], done_s["device-0"] + 2.02)
     # The first microbatch's activations left behind the layers.
-    sent = (e for e in of_kind(record, EventKind.SEND) if e.step == 2 and e.action != PROBE_ACTION)
-    first = min(sent, key=lambda e: e.start_s)
+    first = min((e for e in of_kind(record, EventKind.SEND) if e.step == 2), key=lambda e: e.start_s)
     assert begun_s["device-1"] == pytest.approx(max(there_s, first.end_s + 0.02), rel=EXACT)
     assert migration_time_s(decision.migration, scenario) == pytest.approx(2.02, rel=EXACT)
 

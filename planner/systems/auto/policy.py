@@ -63,6 +63,8 @@ class AutoPolicy:
         thinking_s: Estimated time of the last decision on a usual machine, seconds.
     """
 
+    measures_unused_links = True
+
     def __init__(self, scenario: Scenario, search: Searched = searched) -> None:
         self._scenario = scenario
         self.thinking_s = 0.0

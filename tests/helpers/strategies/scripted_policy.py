@@ -25,3 +25,9 @@ class Scripted:
         if observation.gone:
             return self._answers.get(observation.gone)
         return self._plans.get(observation.step)
+
+
+class Measuring(Scripted):
+    """Sees unused links, too."""
+
+    measures_unused_links = True

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.adapt.policy import measures_unused_links
+from planner.systems.registry import make_policy
 from tests.helpers.processes.command import ropebridge
 from tests.helpers.processes.process_watch import PATIENCE_S, left_behind, started
+from tests.helpers.scenarios.builders import chain_scenario
 
 HEAD = """import os
 from dataclasses import replace
@@ -158,3 +161,10 @@ def test_an_interrupt_of_the_users_code_is_an_interrupt(tmp_path: Path) -> None:
     done = ropebridge("plan", "digits", "--strategy", file)
     assert done.returncode not in (0, 2)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("lines", "is_measured"), [("", False), ("    measures_unused_links = True\n", True)])
+def test_a_policy_of_somebody_else_asks_for_unused_links(tmp_path: Path, lines: str, is_measured: bool) -> None:
+    file = tmp_path / "policy.py"
+    file.write_text(f"class policy:\n{lines}    def __init__(self, scenario): pass\n    def decide(self, *_): pass\n")
+    assert measures_unused_links(make_policy(str(file), chain_scenario([0.1], [0.1]))) is is_measured

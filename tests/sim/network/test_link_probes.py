@@ -13,7 +13,7 @@ from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_scenario, layered_plan
-from tests.helpers.strategies.scripted_policy import Scripted
+from tests.helpers.strategies.scripted_policy import Measuring, Scripted
 from traces.trace import LinkTrace
 
 # A large probe has the fewest packets on a link of this rate, and takes a tenth of a second.
@@ -34,14 +34,14 @@ def one_device_of_two(trace: LinkTrace | None = None, **link: float) -> tuple[Sc
 
 def probes(scenario: Scenario, plan: Plan, size_bytes: int = SMALL_BYTES) -> list[Event]:
     """Return the probes of a size in a run of four steps, on the way out."""
-    events = Simulator().run(scenario, plan, Scripted({}), 4).events
+    events = Simulator().run(scenario, plan, Measuring({}), 4).events
     found = [event for event in events if is_link_probe(event) and event.device == "device-0"]
     return [event for event in found if event.size_bytes == size_bytes]
 
 
 def test_each_step_sends_two_probes_each_way_which_take_the_links_time() -> None:
     scenario, plan = one_device_of_two()
-    policy = Scripted({})
+    policy = Measuring({})
     record = Simulator().run(scenario, plan, policy, 3)
     delays_s = {
         (each.device, each.step, each.start_s, each.size_bytes): each.arrived_s - each.start_s
@@ -61,6 +61,14 @@ def test_each_step_sends_two_probes_each_way_which_take_the_links_time() -> None
         assert (out.rate_bps, back.rate_bps) == pytest.approx((RATE_BPS, RATE_BPS))
 
 
+def test_policies_that_do_not_ask_for_it_cost_nothing() -> None:
+    scenario, plan = one_device_of_two()
+    policy = Scripted({})
+    record = Simulator().run(scenario, plan, policy, 3)
+    assert not any(is_link_probe(event) for event in record.events)
+    assert [seen.unused for seen in policy.seen] == [()] * 3
+
+
 def test_a_link_is_probed_once_in_a_second_at_most() -> None:
     scenario, plan = one_device_of_two()
     layers = tuple(
@@ -68,7 +76,7 @@ def test_a_link_is_probed_once_in_a_second_at_most() -> None:
         for layer in scenario.model.layers
     )
     quick = replace(scenario, model=replace(scenario.model, layers=layers))
-    record = Simulator().run(quick, plan, Scripted({}), 12)
+    record = Simulator().run(quick, plan, Measuring({}), 12)
     steps = [event.step for event in record.events if is_link_probe(event) and event.size_bytes == SMALL_BYTES]
     assert sorted(steps) == [0, 0, 4, 4, 8, 8]
     # Large ones cost more.
@@ -77,7 +85,7 @@ def test_a_link_is_probed_once_in_a_second_at_most() -> None:
 
 def test_the_run_is_the_same_with_and_without_probes() -> None:
     scenario, plan = one_device_of_two()
-    watched = Simulator().run(scenario, plan, Scripted({}), 3).events
+    watched = Simulator().run(scenario, plan, Measuring({}), 3).events
     assert [e for e in watched if not is_link_probe(e)] == list(Simulator().run(scenario, plan, None, 3).events)
 
 
@@ -91,7 +99,7 @@ def test_a_probe_has_the_latency_and_the_jitter_of_its_moment() -> None:
 
 def test_large_probes_show_that_a_rate_has_collapsed() -> None:
     collapsing = LinkTrace([0.0, 17.5], [RATE_BPS, RATE_BPS / 20], 100.0)  # type: ignore[arg-type]
-    policy = Scripted({})
+    policy = Measuring({})
     scenario, plan = one_device_of_two(collapsing)
     Simulator().run(scenario, plan, policy, 8)
     rates_bps = [path.rate_bps for seen in policy.seen for path in seen.unused if path.source == "device-0"]
@@ -103,7 +111,7 @@ def test_large_probes_show_that_a_rate_has_collapsed() -> None:
 def test_a_probe_waits_while_its_link_is_down_and_is_seen_late() -> None:
     scenario, plan = one_device_of_two()
     down = replace(scenario, faults=(LinkOutage("region-0->region-1", 7.5, 37.5),))
-    policy = Scripted({})
+    policy = Measuring({})
     Simulator().run(down, plan, policy, 5)
     out = {
         seen.step: next((_rounded(path) for path in seen.unused if path.source == "device-0"), None)
@@ -123,7 +131,7 @@ def test_a_device_that_was_away_is_probed_again_when_a_plan_uses_it() -> None:
     away = replace(scenario, faults=(Absence("device-1", 15.0, 25.0),))
     assert [event.step for event in probes(away, plan)] == [0, 1]
     both = layered_plan(scenario, [([(1, 1, 1), (2, 1, 1)], [1])])
-    record = Simulator().run(away, plan, Scripted({3: both, 5: plan}), 9)
+    record = Simulator().run(away, plan, Measuring({3: both, 5: plan}), 9)
     steps = {event.step for event in record.events if is_link_probe(event) and event.size_bytes == SMALL_BYTES}
     # With steps 5 and 6 the plan uses the links itself.
     assert steps == {0, 1, 7, 8}
