@@ -41,7 +41,7 @@ def one_idle_device() -> tuple[Scenario, Plan]:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("emulator", ["shaper", "relay"])
+@pytest.mark.parametrize("emulator", [pytest.param("shaper", marks=pytest.mark.slow), "relay"])
 def test_real_probes_take_as_long_as_simulated_ones(emulator: EmulatorChoice) -> None:
     if emulator == "relay" and (reason := missing()) is not None:
         pytest.skip(reason)
