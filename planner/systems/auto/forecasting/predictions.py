@@ -32,7 +32,7 @@ STATES = 12
 SLOW = 1 / 2
 COLLAPSED = 1 / 32
 
-# Share of its declared rate that a link is assumed to have at least before it has been seen.
+# Share of its declared or last known rate that a link is assumed to have at least while it is not seen.
 UNSEEN = 1 / 8
 
 # Seconds without use after which a link's samples are stale.
@@ -164,11 +164,12 @@ class Predictions:
     def worst(self) -> Scenario:
         """Return the scenario with links as slow as they may be during a move.
 
-        Links are as they were observed, or have `UNSEEN` of the declared rate if they were never seen.
+        Links are as they were observed; those that have not been used lately have `UNSEEN` of that or of the declared
+        rate.
         """
         links = {}
         for name, (rate_bps, latency_s) in self._observed_links().items():
-            links[name] = rate_bps if self.links[name].age_s > 0 else UNSEEN * rate_bps, latency_s
+            links[name] = rate_bps if _is_fresh(self.links[name]) else UNSEEN * rate_bps, latency_s
         return with_links(self._scenario, links)
 
     def link_states(self) -> tuple[Links, ...]:
