@@ -85,7 +85,7 @@ class Session:
                 groups = self._connect()
                 if self._spec.origin_s is None:
                     self._start()
-            if config.run.measures_links and not config.run.decoupled:
+            if config.run.measures_links:
                 try:
                     self._link_probes = self._open_link_probes()
                 except OSError as error:

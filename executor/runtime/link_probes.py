@@ -8,7 +8,6 @@ time: until it has delivered one, it gets no other.
 """
 
 import hmac
-import math
 import queue
 import socket
 import struct
@@ -23,11 +22,9 @@ from executor.core.clock import RunClock
 from executor.core.events import EventRecorder
 from executor.transport.timed_path import Emulation
 from planner.adapt.unused_links import (
-    LARGE_EVERY_S,
     PACKET_BYTES,
     SMALL_BYTES,
-    SMALL_EVERY_S,
-    large_packets,
+    ProbeTimes,
     link_probe,
     probed_with,
     unused_paths,
@@ -102,8 +99,7 @@ class LinkProbes:
         self._book.set(self._entry(self._device), f"{self._socket.getsockname()[1]} {self._host}")
         self._is_closed = False
         self._present = frozenset(self._devices)
-        # By target and size: when it was probed last, run seconds.
-        self._sent_s: dict[tuple[str, int], float] = {}
+        self._times = ProbeTimes(self._scenario)
         # Targets to which emulated probes are on their way: a thread of its own holds them back.
         self._under_way: set[str] = set()
         # By sender; packets may come twice, or be sent again by somebody else.
@@ -133,10 +129,10 @@ class LinkProbes:
     def _probe(self, step: int, target: str) -> None:
         """Send a small probe, and a large one, to a device if they are due."""
         now_s = self._clock.now_s()
-        if not self._is_due(target, SMALL_BYTES, SMALL_EVERY_S, now_s):
+        sizes_bytes = self._times.take_due(self._device, target, now_s)
+        if not sizes_bytes:
             return
-        large = large_packets(self._device, target, self._scenario)
-        last = large if self._is_due(target, large * PACKET_BYTES, LARGE_EVERY_S, now_s) else 0
+        last = sum(sizes_bytes[1:]) // PACKET_BYTES
         sender = self._devices.index(self._device)
         bodies = [_BODY.pack(step, now_s, sender, index, last) for index in range(last + 1)]
         port, host = self._book.get(self._entry(target)).decode().split(" ")
@@ -148,12 +144,6 @@ class LinkProbes:
         self._under_way.add(target)
         deliver = partial(self._deliver, emulation, target, send, packets, now_s)
         threading.Thread(target=deliver, name="link-probe", daemon=True).start()
-
-    def _is_due(self, target: str, size_bytes: int, every_s: float, now_s: float) -> bool:
-        if now_s < self._sent_s.get((target, size_bytes), -math.inf) + every_s:
-            return False
-        self._sent_s[target, size_bytes] = now_s
-        return True
 
     def _deliver(
         self,

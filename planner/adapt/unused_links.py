@@ -33,7 +33,7 @@ HOSTS_S = 0.005
 
 # Least time between two small probes, and between two large ones, of a path, seconds. At 400 Mbit/s and a price of 0.09
 # USD per GB those of an hour cost 0.003 USD.
-SMALL_EVERY_S, LARGE_EVERY_S = 1.0, 10.0
+_SMALL_EVERY_S, _LARGE_EVERY_S = 1.0, 10.0
 
 # Most paths that are probed with one step.
 _MOST_PATHS = 64
@@ -111,6 +111,26 @@ def large_packets(source: str, target: str, scenario: Scenario) -> int:
     """Return the number of packets of a large probe."""
     rate_bps = min(link.bandwidth_bps for link in scenario.cluster.path(source, target))
     return round(min(max(rate_bps * _LARGE_S / (8 * PACKET_BYTES), _FEWEST_PACKETS), _MOST_PACKETS))
+
+
+class ProbeTimes:
+    """When paths were probed last: by it both backends send the same probes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        # By path and size, run seconds.
+        self._sent_s: dict[tuple[str, str, int], float] = {}
+
+    def take_due(self, source: str, target: str, now_s: float) -> tuple[int, ...]:
+        """Return the sizes of the probes of a path that are sent now, bytes: none, a small one, or a large one too."""
+        due: list[int] = []
+        large_bytes = PACKET_BYTES * large_packets(source, target, self._scenario)
+        for size_bytes, every_s in ((SMALL_BYTES, _SMALL_EVERY_S), (large_bytes, _LARGE_EVERY_S)):
+            if now_s < self._sent_s.get((source, target, size_bytes), -math.inf) + every_s:
+                break
+            self._sent_s[source, target, size_bytes] = now_s
+            due.append(size_bytes)
+        return tuple(due)
 
 
 def link_probe(source: str, target: str, step: int, size_bytes: int, start_s: float, arrived_s: float) -> Event:

@@ -6,16 +6,7 @@ A probe delays nothing of the run's, and has nothing of it before it.
 import math
 from collections.abc import Mapping
 
-from planner.adapt.unused_links import (
-    LARGE_EVERY_S,
-    PACKET_BYTES,
-    SMALL_BYTES,
-    SMALL_EVERY_S,
-    large_packets,
-    link_probe,
-    probed_with,
-    unused_paths,
-)
+from planner.adapt.unused_links import ProbeTimes, link_probe, probed_with, unused_paths
 from planner.cost.network import jitter_delay_s
 from planner.events.event import Event
 from planner.plan.plan import Plan
@@ -34,8 +25,7 @@ class LinkProbes:
         self._absences = [fault for fault in scenario.faults if isinstance(fault, Absence)]
         self._rates: dict[str, RateTables] = {}
         self._under_way: list[Event] = []
-        # By path and size: when it was probed last, run seconds.
-        self._sent_s: dict[tuple[str, str, int], float] = {}
+        self._times = ProbeTimes(scenario)
         # By device: when a plan used it last, run seconds.
         self._used_s: dict[str, float] = {}
 
@@ -49,11 +39,7 @@ class LinkProbes:
         self._used_s |= dict.fromkeys(plan.devices, first_s)
         for source, target in probed_with(step, unused_paths(plan, self._scenario, self._present(first_s))):
             start_s, before_bytes = begun_s.get(source, first_s), 0
-            large_bytes = PACKET_BYTES * large_packets(source, target, self._scenario)
-            for size_bytes, every_s in ((SMALL_BYTES, SMALL_EVERY_S), (large_bytes, LARGE_EVERY_S)):
-                if start_s < self._sent_s.get((source, target, size_bytes), -math.inf) + every_s:
-                    break
-                self._sent_s[source, target, size_bytes] = start_s
+            for size_bytes in self._times.take_due(source, target, start_s):
                 before_bytes += size_bytes
                 arrived_s = self._arrived_s(self._scenario.cluster.path(source, target), before_bytes, start_s)
                 if arrived_s < math.inf:
