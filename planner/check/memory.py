@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.cost.memory import (
+    largest_output_bytes,
     recomputed_bytes,
     saved_activation_bytes,
     split_workspace_bytes,
@@ -98,6 +99,15 @@ def _check_worker(
                 beside = min(beside, split_workspace_bytes(scenario, stage, samples, degree)[0])
             workspace = max(workspace, recomputed + beside)
         device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
+        for stage in holds:
+            output = stage.most_samples(pipeline.microbatches)[index] * largest_output_bytes(scenario, stage)
+            if output > device.memory_bytes:
+                raise InputError(
+                    f"an output of layers {stage.first_layer} to {stage.end_layer - 1} needs {size_text(output)} on "
+                    f"device '{device.name}', which has {size_text(device.memory_bytes)}",
+                    where=where,
+                    valid="smaller microbatches, or smaller outputs in the model",
+                )
         taken = scenario.effects.memory.framework_bytes + workspace
         needed = states + activations + taken
         if needed > device.memory_bytes:

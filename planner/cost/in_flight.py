@@ -74,7 +74,7 @@ def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] =
     largest = max(devices, key=lambda device: device.memory_bytes)
     stages = [Stage(index, index + 1, (), in_flight=1) for index in range(len(scenario.model.layers))]
     for stage, layer in zip(stages, scenario.model.layers, strict=True):
-        needed = needed_bytes(scenario, stage, 1, 1)
+        needed = max(needed_bytes(scenario, stage, 1, 1), layer.output_bytes)
         if needed > largest.memory_bytes:
             return InputError(
                 f"no split fits into memory: layer {stage.first_layer} ('{layer.name}') alone needs "

@@ -26,6 +26,9 @@ while its backward runs. Its third term is::
 (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, with a stage as one segment). The activations include
 the input. The input of the first stage counts as 0 bytes, because profiles do not contain it. What the forward of such
 a stage holds for one layer at a time is not counted.
+
+A stage fits on no device with less memory than the largest output of its layers has, which profiles may leave out of
+the activations.
 """
 
 from bisect import bisect_right
@@ -34,6 +37,7 @@ from math import inf
 
 from planner.cost.parameter_memory import parameter_memory
 from planner.plan.plan import Stage
+from planner.scenario.profile import ModelProfile
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
 
@@ -113,11 +117,21 @@ def needed_bytes(scenario: Scenario, stage: Stage, samples: int, in_flight: int,
     return scenario.effects.memory.framework_bytes + states + samples * of_sample + workspace
 
 
+def largest_output_bytes(scenario: Scenario, stage: Stage) -> int:
+    """Return the bytes for a sample of the largest output of a stage's layers, whose memory no stage can do without."""
+    return _largest_output_bytes(scenario.model, stage.first_layer, stage.end_layer)
+
+
+@lru_cache(maxsize=65536)
+def _largest_output_bytes(model: ModelProfile, first_layer: int, end_layer: int) -> int:
+    return max((layer.output_bytes for layer in model.layers[first_layer:end_layer]), default=0)
+
+
 def most_in_flight(scenario: Scenario, stage: Stage, samples: int, memory_bytes: int, degree: int = 1) -> float:
     """Return how many microbatches of ``samples`` fit into ``memory_bytes``; infinite if they save no activations."""
     free = memory_bytes - needed_bytes(scenario, stage, samples, 0, degree)
     each = samples * saved_activation_bytes(scenario, stage, degree)
-    if free < 0:
+    if free < 0 or samples * largest_output_bytes(scenario, stage) > memory_bytes:
         return 0
     return free // each if each else inf
 
@@ -126,6 +140,6 @@ def most_samples(scenario: Scenario, stage: Stage, most: int, in_flight: int, me
     """Return the largest microbatch of up to ``most`` samples that fits into ``memory_bytes``; 0 if none does."""
 
     def needed(samples: int) -> int:
-        return needed_bytes(scenario, stage, samples, in_flight)
+        return max(needed_bytes(scenario, stage, samples, in_flight), samples * largest_output_bytes(scenario, stage))
 
     return most if needed(most) <= memory_bytes else bisect_right(range(1, most), memory_bytes, key=needed)

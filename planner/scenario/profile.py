@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from math import isnan, nan
+from math import inf, isnan, nan
 
 from traces.common.errors import InputError
 
@@ -102,6 +102,11 @@ class TimeTable:
             self._interpolate(self.backward_input_s, samples),
             self._interpolate(self.backward_weight_s, samples),
         )
+
+    @property
+    def most_samples(self) -> float:
+        """The largest microbatch whose times are not extrapolated; infinite if a single row gives those of all."""
+        return self.samples[-1] if len(self.samples) > 1 else inf
 
     def _interpolate(self, times_s: tuple[float, ...], samples: int) -> float:
         counts = self.samples
@@ -274,6 +279,10 @@ class ModelProfile:
         """
         return _range_times(self, start, stop, kind, samples)
 
+    def most_samples(self, kind: str) -> float:
+        """Return the largest microbatch for which no layer's times on a device kind are extrapolated."""
+        return _most_samples(self, kind)
+
     def group_sums(self, start: int, stop: int) -> tuple[GroupSums, GroupSums]:
         """Return the sums over a tensor-parallel group of layers ``start`` to ``stop - 1``, forward and backward."""
         layers = self.layers[start:stop]
@@ -389,6 +398,11 @@ def _range_times(model: ModelProfile, start: int, stop: int, kind: str, samples:
             "the kind's devices out of the cluster",
         )
     return total
+
+
+@lru_cache(maxsize=256)
+def _most_samples(model: ModelProfile, kind: str) -> float:
+    return min((layer.times[kind].most_samples for layer in model.layers if kind in layer.times), default=inf)
 
 
 @lru_cache(maxsize=256)

@@ -178,6 +178,15 @@ def test_gpipe_needs_no_falling_depths_but_memory_for_all_microbatches() -> None
         check_plan(growing, small)
 
 
+def test_an_output_that_no_memory_holds_is_refused() -> None:
+    huge = [replace(layer, output_bytes=GIB) for layer in SCENARIO.model.layers]
+    scenario = replace(SCENARIO, model=replace(SCENARIO.model, layers=tuple(huge)))
+    with pytest.raises(
+        InputError, match=r"an output of layers 0 to 0 needs 2\.00 GiB on device 'device-0', which has 1\.00 GiB"
+    ):
+        check_plan(chain_plan(scenario, microbatches=(2, 2, 2, 2)), scenario)
+
+
 def test_depths_beyond_the_number_of_microbatches_need_no_memory() -> None:
     check_plan(with_stages(stage(0, 1, "device-0", 99), SECOND), SCENARIO)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cost.layers import range_memory
-from planner.cost.memory import needed_bytes, state_bytes
+from planner.cost.memory import most_in_flight, needed_bytes, state_bytes
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Pipeline, Replica, Stage
 from planner.scenario.effects import MemoryEffects
@@ -62,6 +62,16 @@ def test_a_stage_keeps_the_activations_of_what_is_in_flight() -> None:
     scenario = chain_scenario([1.0], [1.0], parameter_bytes=100, activation_bytes=7)
     stage = chain_plan(scenario).pipelines[0].stages[0]
     assert needed_bytes(scenario, stage, samples=3, in_flight=2) == 200 + 2 * 3 * 7
+
+
+def test_a_stage_needs_memory_for_its_largest_output() -> None:
+    scenario = mesh_scenario(1, [1.0, 1.0], [1.0, 1.0], parameter_bytes=[100, 100], activation_bytes=7)
+    large, small = scenario.model.layers
+    layers = (replace(large, output_bytes=1000), replace(small, output_bytes=10))
+    scenario = replace(scenario, model=replace(scenario.model, layers=layers))
+    (stage,) = layered_plan(scenario, [([(2, 1, 1)], [3])]).pipelines[0].stages
+    assert most_in_flight(scenario, stage, samples=3, memory_bytes=2999) == 0
+    assert most_in_flight(scenario, stage, samples=3, memory_bytes=3000) == (3000 - 400) // (3 * 14)
 
 
 def test_earlier_stages_keep_more_microbatches() -> None:

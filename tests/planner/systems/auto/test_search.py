@@ -1,5 +1,7 @@
 """The pieces of the search: what alike pipelines share, what moves keep, how far the quick judge is off."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +14,13 @@ from planner.plan.plan import (
     representatives,
 )
 from planner.scenario.cluster import Cluster, Device
+from planner.scenario.profile import TimeTable
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.local_search.improve import improve, neighbours
-from planner.systems.auto.objective import MOST_EVALUATED, approximate_step_time_s
+from planner.systems.auto.objective import MOST_EVALUATED, Objective, approximate_step_time_s
+from planner.systems.auto.search import search
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 
 TWO = [(2, 1, 2), (4, 1, 1)]
@@ -140,3 +144,15 @@ def test_groups_of_a_pool_stay_within_hosts(sizes: list[int], degree: int) -> No
     assert all(len(group) == degree and len({by_name[name].host for name in group}) == 1 for group in groups)
     assert len({name for group in groups for name in group}) == degree * len(groups)
     assert device_class.size == sum(sizes)
+
+
+@pytest.mark.parametrize(("gain", "microbatches"), [(1.005, (4, 4)), (1.02, (8,))])
+def test_extrapolated_times_must_gain_a_percent(gain: float, microbatches: tuple[int, ...]) -> None:
+    # One and four samples were measured; by the line through both, eight at once are so much quicker than twice four.
+    four_s = 0.04 * gain / (7 * gain - 6)
+    measured = TimeTable((1, 4), *((0.01, four_s),) * 3)
+    scenario = mesh_scenario(1, [0.01], [0.02], global_batch=8)
+    layer = replace(scenario.model.layers[0], times={"kind": measured})
+    scenario = replace(scenario, model=replace(scenario.model, layers=(layer,)))
+    assert 2 * measured.at(4).total_s == pytest.approx(gain * measured.at(8).total_s)
+    assert search(scenario, Objective()).pipelines[0].microbatches == microbatches
