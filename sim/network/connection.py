@@ -18,7 +18,7 @@ from sim.network.single_link import FairLink, FifoLink
 
 # Two directions that start at the same instant would stay in step forever, each idle while the acknowledgements of both
 # come back. That state is not stable (Zhang, Shenker and Clark, 1991): a difference of 10 µs, less than any between two
-# real processes, leads to the same rates as one of 1 ms. So the direction to the device whose name comes last hears of
+# real processes, leads to the same rates as one of 1 ms. So the direction that the plan uses first hears of
 # acknowledgements later, by this share of the latency of the way back.
 _LATER_SHARE = 1e-4
 
@@ -65,6 +65,7 @@ class Connection:
         back_s: Latency from the target to the source, seconds.
         way_back: The link behind whose bytes acknowledgements wait; None if they do not wait.
         delivered: Queue to which each message is appended when it departs.
+        is_first: Whether the plan uses this direction before the one back.
     """
 
     _environment: simpy.Environment
@@ -74,11 +75,13 @@ class Connection:
     _back_s: float
     _way_back: FifoLink | None
     _delivered: deque[Message]
+    _is_first: bool = False
 
     def __post_init__(self) -> None:
         self._queue: deque[Message] = deque()
         # Messages all of whose bytes were given to the link, and that have not departed.
         self._sent: deque[Message] = deque()
+        self._later_s = _LATER_SHARE * self._back_s if self._is_first else 0.0
         self._window: SendWindow | None = None
         self._buffer: SendBuffer | None = None
         self._window_bytes = math.inf
@@ -184,8 +187,7 @@ class Connection:
             buffer.make_room(arrived_s)
             self._send_on(buffer)
 
-        later_s = _LATER_SHARE * self._back_s if self._route.source < self._route.target else 0.0
-        acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + later_s)
+        acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + self._later_s)
         Timer(self._environment, acknowledged_s, send_on)
 
     def _depart_last(self, departed_s: float) -> None:

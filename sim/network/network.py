@@ -61,6 +61,7 @@ class Network:
                 back_s,
                 way_back if isinstance(way_back, FifoLink) else None,
                 self.delivered,
+                line < other,
             )
 
     def connection(self, source: str, target: str) -> Connection:

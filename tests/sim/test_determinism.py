@@ -3,13 +3,22 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from experiments.benches.planning.random_clusters import random_cluster, renamed
 from planner.cost.device_speed import jitter_factors
 from planner.events.event import EventKind
 from planner.events.file import EventFile
+from planner.plan.plan import Plan, Stage
+from planner.systems.registry import make_plan
+from sim.simulator import Simulator
+from traces.common.errors import InputError
 
 TESTS = Path(__file__).parents[1]
 
@@ -48,3 +57,39 @@ def test_neighbouring_seeds_and_steps_give_other_factors_however_large_they_are(
     here, next_seed, next_step = (jitter_factors(*key, 50, 0.3) for key in ((seed, 1), (seed + 1, 1), (seed, 2)))
     assert not set(here) & set(next_seed)
     assert not set(here) & set(next_step)
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(0, 9999), st.sampled_from(["gpipe", "megatron", "cannikin"]), st.sampled_from(["dynamic", "scheduled"])
+)
+def test_names_change_nothing(seed: int, strategy: str, order: str) -> None:
+    scenario = random_cluster(seed)
+    assume(len(scenario.cluster.devices) <= 24 and scenario.effects.network.cold_start)
+    other = renamed(scenario, seed)
+    old, new = (each.cluster.devices for each in (scenario, other))
+    names = {one.name: another.name for one, another in zip(old, new, strict=True)}
+    try:
+        plan = replace(make_plan(strategy, scenario), order=order)
+    except InputError:
+        assume(False)
+    runs = [Simulator().run(scenario, plan, None, 2), Simulator().run(other, _with_names(plan, names), None, 2)]
+    logs = [
+        [(event.kind, rename[event.device], rename[event.peer], event.start_s, event.end_s) for event in run.events]
+        for run, rename in zip(runs, ({**names, "": ""}, {name: name for name in ("", *names.values())}), strict=True)
+    ]
+    assert sorted(logs[0]) == sorted(logs[1])
+
+
+def _with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
+    def stage_of(stage: Stage) -> Stage:
+        return replace(
+            stage,
+            replicas=tuple(
+                replace(each, device=names[each.device], partners=tuple(names[other] for other in each.partners))
+                for each in stage.replicas
+            ),
+        )
+
+    pipelines = (replace(each, stages=tuple(map(stage_of, each.stages))) for each in plan.pipelines)
+    return replace(plan, pipelines=tuple(pipelines))

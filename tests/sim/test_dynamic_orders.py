@@ -152,7 +152,7 @@ def folded(draw: st.DrawFn) -> Case:
         devices,
         draw(durations_s),
         draw(durations_s),
-        output_bytes=draw(st.lists(st.sampled_from([0, 250, 1000, 1500]), min_size=stages, max_size=stages)),
+        output_bytes=draw(st.lists(st.sampled_from([0, 250, 750, 1000]), min_size=stages, max_size=stages)),
         parameter_bytes=[0] * stages,
         link=lambda a, b: (draw(st.sampled_from([8e3, 16e3, 1e5])), draw(st.just(0.0) | EIGHTHS_S)),
         memory_bytes=1000 * room,

@@ -57,7 +57,9 @@ class BothWays:
             link = Link(source, target, rate_bps, latencies_s[way], trace)
             route = Route(source, target, (link,), (link,), connections, math.inf)
             there, back, back_s = self.links[way], self.links[1 - way], latencies_s[1 - way]
-            self.connections.append(Connection(self.environment, route, there, effects, back_s, back, self.delivered))
+            self.connections.append(
+                Connection(self.environment, route, there, effects, back_s, back, self.delivered, way == 0)
+            )
 
     def departed_s(self, *messages: tuple[int, float, float]) -> list[float]:
         """When messages depart, each given by its way (0 or 1), the time at which it is ready, and its bytes."""
