@@ -69,7 +69,7 @@ def with_workspace(scenario: Scenario) -> Scenario:
 def test_all_searches_count_the_workspace_of_a_stage_s_own_largest_layer_and_samples() -> None:
     # Layers of 1000 and 8 bytes of activations for a sample, and as large a workspace: the second stage is small.
     scenario = chain_scenario([1.0, 1.0], [2.0, 2.0], global_batch=4, parameter_bytes=0)
-    small = replace(scenario.model.layers[1], activation_bytes=8)
+    small = replace(scenario.model.layers[1], activation_bytes=8, output_bytes=8)
     model = ModelProfile("model", (scenario.model.layers[0], small))
     first, second = scenario.cluster.devices
     devices = (replace(first, memory_bytes=8000), replace(second, memory_bytes=100))

@@ -35,7 +35,7 @@ def with_links(scenario: Scenario, **changed: object) -> Scenario:
 @pytest.fixture
 def jittery() -> Scenario:
     """Two devices with little memory, so that only two stages fit, and a link of 8 Mbit/s between them."""
-    memory = {"parameter_bytes": 4000, "memory_bytes": 20_000}
+    memory = {"parameter_bytes": 40_000, "memory_bytes": 200_000}
     scenario = chain_scenario(
         [1.0, 1.0], [2.0, 2.0], output_bytes=[100_000, 1], bandwidth_bps=8e6, latency_s=0.1, global_batch=1, **memory
     )

@@ -141,7 +141,7 @@ def test_gpipe_with_replicas_stays_within_memory() -> None:
     # Two replicas share 9 samples as 4 and 5, 3 as 2 and 1. GPipe holds all microbatches at once: 5 samples as
     # one microbatch, for which there is room, 6 as three.
     scenario = mesh_scenario(
-        4, [0.1, 0.1], [0.2, 0.2], output_bytes=[5000, 0], memory_bytes=8000 + 5000, global_batch=9
+        4, [0.1, 0.1], [0.2, 0.2], output_bytes=[2000, 0], memory_bytes=8000 + 5000, global_batch=9
     )
     plan = layered_plan(scenario, [([(1, 2, 2), (2, 2, 1)], [9])], schedule="gpipe")
     check_plan(plan, scenario)
