@@ -1,20 +1,20 @@
 """Chooses the static plans that are best in hindsight, and says what changes of the plan could gain on them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
 from experiments.benches.planning.adaptation_cases import run_for
+from planner.adapt.migration import migration_between, migration_time_s
 from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
-from planner.scenario.cluster import Link
 from planner.scenario.scenario import Scenario, in_window
-from planner.step.evaluate import step_times_s
 from planner.step.graph import Floats
 from planner.systems.auto.candidates.compressed import with_compressions
-from planner.systems.auto.forecasting.forecast import LinkSample, forecast_paths
-from planner.systems.auto.objective import Objective
+from planner.systems.auto.objective import Objective, contended_step_time_s
 from planner.systems.auto.portfolio import searched_once
 from planner.systems.auto.strategy import start_plan
 
@@ -37,39 +37,89 @@ def starting_plans(scenario: Scenario, duration_s: float) -> dict[Plan, float]:
     found = [start_plan(scenario, Objective()), *(searched_once(each)[0] for each in means)]
     formats = dict.fromkeys(each for plan in found for each in with_compressions(plan, scenario))
     possible = [plan for plan in formats if is_possible(plan, scenario)]
-    judged_per_s = _judged_per_s(scenario, possible, duration_s).mean(axis=1)
+    judged_per_s = _judged_per_s(possible, _windows(scenario, duration_s)).mean(axis=1)
     best = [possible[place] for place in np.argsort(-judged_per_s, kind="stable")[:_MOST_STARTS]]
     per_s = {plan: measure(run_for(duration_s, scenario, plan)).samples_per_s for plan in best}
     return dict(sorted(per_s.items(), key=lambda item: -item[1]))
 
 
-def possible_gain(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> float:
-    """Return the gain of the best plan of each window over the first of the plans, by the evaluator, a ratio."""
-    judged_per_s = _judged_per_s(scenario, plans, duration_s)
-    return float(judged_per_s.max(axis=0).mean() / judged_per_s[0].mean())
+@dataclass(frozen=True, slots=True)
+class PossibleGains:
+    """Gains over the first of some plans if rates were known ahead, by the evaluator, ratios.
+
+    Attributes:
+        free: With the best plan in each window, if changes took no time.
+        paid: With the best sequence of plans, if training stops while layers are moved, as it does.
+    """
+
+    free: float
+    paid: float
 
 
-def _judged_per_s(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> Floats:
-    """Return the throughput of each plan in each window of the traces by the evaluator, samples/s."""
-    windows = [_window(scenario, WINDOW_S * number) for number in range(int(duration_s / WINDOW_S))]
-
-    def rates_per_s(plan: Plan) -> Floats:
-        networks = [forecast_paths(plan, scenario, window) for window in windows]
-        return plan.global_batch / step_times_s(plan, scenario, networks)
-
-    return np.stack([rates_per_s(plan) for plan in plans])
-
-
-def _window(scenario: Scenario, start_s: float) -> dict[str, LinkSample]:
-    samples = {}
-    for link in scenario.cluster.links:
-        if link.trace is not None:
-            rate_bps = float(link.trace.bits_between(start_s, start_s + WINDOW_S)) / WINDOW_S
-            samples[link.name] = LinkSample(rate_bps, _latency_s(link, start_s), WINDOW_S)
-    return samples
+def possible_gains(scenario: Scenario, plans: Sequence[Plan], duration_s: float) -> PossibleGains:
+    """Return what changes between plans could gain, if a run begins with the first of them."""
+    windows = _windows(scenario, duration_s)
+    judged_per_s = _judged_per_s(plans, windows)
+    first_per_s = float(judged_per_s[0].mean())
+    alike: dict[frozenset[tuple[str, int]], list[int]] = {}
+    for number, plan in enumerate(plans):
+        alike.setdefault(_placement(plan), []).append(number)
+    # Changes among plans with the same layers on the same devices take no time.
+    per_s = np.stack([judged_per_s[numbers].max(axis=0) for numbers in alike.values()])
+    moves_s = _moves_s([plans[numbers[0]] for numbers in alike.values()], windows)
+    return PossibleGains(float(judged_per_s.max(axis=0).mean()) / first_per_s, _best_mean(per_s, moves_s) / first_per_s)
 
 
-def _latency_s(link: Link, moment_s: float) -> float:
-    if link.trace is None or link.trace.latency_s is None:
-        return link.latency_s
-    return float(link.trace.latency_s[link.trace.piece_at(moment_s)])
+def _placement(plan: Plan) -> frozenset[tuple[str, int]]:
+    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
+    return frozenset(
+        (device, layer)
+        for stage in stages
+        for replica in stage.replicas
+        for device in replica.devices
+        for layer in stage.layers
+    )
+
+
+def _moves_s(plans: Sequence[Plan], windows: Sequence[Scenario]) -> Floats:
+    """Return the time of a change from each plan to each other one in each window, seconds, [old, new, windows]."""
+    moves_s = np.zeros((len(plans), len(plans), len(windows)))
+    for (old, one), (new, other) in permutations(enumerate(plans), 2):
+        migration = migration_between(one, other, windows[0])
+        moves_s[old, new] = [migration_time_s(migration, window, other.connections) for window in windows]
+    return moves_s
+
+
+def _best_mean(per_s: Floats, moves_s: Floats) -> float:
+    """Return the highest mean throughput of a sequence of plans that begins with the first one, samples/s.
+
+    A change takes the time that it takes in the window in which it begins; no samples are trained in it.
+
+    Args:
+        per_s: Throughput of each plan in each window, samples/s, [plans, windows].
+        moves_s: Time of the changes, seconds, [old, new, windows].
+    """
+    plans, windows = len(per_s), len(per_s[0])
+    # The most that was trained before each window, by the plan in use, in windows times samples/s.
+    most: Floats = np.full((windows + 1, plans), -np.inf)
+    most[0, 0] = 0.0
+    for window in range(windows):
+        most[window + 1] = np.maximum(most[window + 1], most[window] + per_s[:, window])
+        for old, new in permutations(range(plans), 2):
+            passed, part = divmod(moves_s[old, new, window] / WINDOW_S, 1.0)
+            last = window + passed
+            if last < windows:
+                trained = most[window, old] + (1.0 - part) * per_s[new, int(last)]
+                most[int(last) + 1, new] = max(most[int(last) + 1, new], trained)
+    return float(most[windows].max()) / windows
+
+
+def _windows(scenario: Scenario, duration_s: float) -> list[Scenario]:
+    """Return the scenario with links as they are in the mean of each window."""
+    starts_s = (WINDOW_S * number for number in range(int(duration_s / WINDOW_S)))
+    return [in_window(scenario, start_s, start_s + WINDOW_S) for start_s in starts_s]
+
+
+def _judged_per_s(plans: Sequence[Plan], windows: Sequence[Scenario]) -> Floats:
+    """Return the throughput of each plan in each window by the evaluator, samples/s, [plans, windows]."""
+    return np.array([[plan.global_batch / contended_step_time_s(plan, window) for window in windows] for plan in plans])

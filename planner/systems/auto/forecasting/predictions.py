@@ -10,10 +10,11 @@ import numpy as np
 
 from planner.adapt.observation import Observation
 from planner.check.paths import between_stages
-from planner.cost.network import payload_bps
+from planner.cost.network import Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
+from planner.step.graph import Floats
 from planner.systems.auto.forecasting.forecast import (
     LEAST_BPS,
     LinkForecast,
@@ -24,6 +25,7 @@ from planner.systems.auto.forecasting.forecast import (
 )
 from planner.systems.auto.forecasting.link_rates import Links, are_near, declared_links, with_links
 from planner.systems.auto.forecasting.prediction_error import PredictionBias
+from planner.systems.auto.objective import contended_step_time_s
 
 # Number of network states (one sample of every link) over which the predicted step time of a plan is averaged.
 STATES = 12
@@ -53,6 +55,8 @@ class Predictions:
         # the estimates of sharing are kept by scenario.
         self._believed = scenario
         self._believed_links: Links = {}
+        # Of each plan, `_overlap` on these links.
+        self._overlaps: dict[Plan, float] = {}
         self.bias = PredictionBias()
         self.links = {
             name: LinkForecast(payload_bps(scenario.effects.network, rate_bps), latency_s)
@@ -87,13 +91,14 @@ class Predictions:
     def correct(self, plan: Plan, duration_s: float, samples: Mapping[str, LinkSample]) -> None:
         """Learn the error of predictions from a step, which took ``duration_s`` on links as in ``samples``."""
         paths = forecast_paths(plan, self._believed, samples)
-        self.bias.learn(plan, duration_s, float(step_times_s(plan, self._scenario, [paths])[0]))
+        self.bias.learn(plan, duration_s, float(self._steps_s(plan, [paths])[0]))
 
     def believe(self) -> None:
         """Let flows share links about as their observed rates let them, from now on."""
         links = self._observed_links()
         if not (self._believed_links and are_near(links, self._believed_links)):
             self._believed, self._believed_links = with_links(self._scenario, links), links
+            self._overlaps.clear()
 
     def step_s(self, plan: Plan) -> float:
         """Return the predicted time of a step, seconds."""
@@ -109,7 +114,7 @@ class Predictions:
         """Return the predicted time of a step on links as in ``known``, others as they are expected to be, seconds."""
         links = {name: known.get(name, link.expected) for name, link in self.links.items()}
         paths = forecast_paths(plan, self._believed, links)
-        return self.bias.factor(plan) * float(step_times_s(plan, self._scenario, [paths])[0])
+        return self.bias.factor(plan) * float(self._steps_s(plan, [paths])[0])
 
     def _at_states_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
@@ -117,7 +122,22 @@ class Predictions:
             forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
-        return float((self.bias.factor(plan) * step_times_s(plan, self._scenario, networks)).mean())
+        return float((self.bias.factor(plan) * self._steps_s(plan, networks)).mean())
+
+    def _steps_s(self, plan: Plan, networks: Sequence[Paths]) -> Floats:
+        """Return the time of a step in the midst of a run on each of several networks, seconds, [networks]."""
+        if plan not in self._overlaps:
+            self._overlaps[plan] = self._overlap(plan)
+        return self._overlaps[plan] * step_times_s(plan, self._scenario, networks)
+
+    def _overlap(self, plan: Plan) -> float:
+        """Return the time of a step in the midst of a run as a share of the makespan of a single one.
+
+        Devices that have finished a step begin the next one while others still compute, most where stages wait for
+        latencies. It is computed for links about as observed, since that takes longer than to predict single steps.
+        """
+        single_s = step_times_s(plan, self._scenario, [forecast_paths(plan, self._believed, {})])[0]
+        return contended_step_time_s(plan, self._believed) / float(single_s)
 
     def used(self, plan: Plan) -> set[str]:
         """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
