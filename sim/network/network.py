@@ -49,7 +49,6 @@ class Network:
         self.connections: dict[int, Connection] = {}
         for line in shared:
             route = self.routes[line]
-            back_s = sum(link.latency_s for link in scenario.cluster.path(route.target, route.source))
             # Acknowledgements wait where another connection sends the other way, over a link that is its whole path.
             other = self.number.get((route.target, route.source), -1)
             way_back = links[self.routes[other].link_names[0]] if other in is_shared else None
@@ -58,7 +57,7 @@ class Network:
                 route,
                 links[route.link_names[0]],
                 scenario.effects.network,
-                back_s,
+                scenario.cluster.path(route.target, route.source),
                 way_back if isinstance(way_back, FifoLink) else None,
                 self.delivered,
                 line < other,

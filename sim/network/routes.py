@@ -71,7 +71,12 @@ class Route:
 
     def latency_at_s(self, time_s: float) -> float:
         """Return the latency of the path at a time of the run, seconds."""
-        return sum(link.latency_at_s(time_s) for link in self.path) if self.varying_links else self.latency_s
+        return path_latency_s(self.path, time_s) if self.varying_links else self.latency_s
+
+
+def path_latency_s(path: Sequence[Link], time_s: float) -> float:
+    """Return the latency of a path at a time of the run, seconds."""
+    return sum(link.latency_at_s(time_s) for link in path)
 
 
 def link_rates(link: Link, scenario: Scenario) -> RateTable:

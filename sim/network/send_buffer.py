@@ -1,6 +1,7 @@
 """A TCP sender whose acknowledgements wait behind the bytes of the other direction."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sim.network.send_window import grown_bytes, halved_bytes
@@ -39,7 +40,7 @@ class SendBuffer:
         window_bytes: Bytes of a long stream that are under way, two thirds of the buffer.
         timeout_s: Smallest retransmission timeout with the round trip, seconds.
         way_back: The link that carries the acknowledgements.
-        back_s: Latency of the way back, seconds.
+        back_s: Function from a time to the latency of the way back, both in seconds.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SendBuffer:
         window_bytes: float,
         timeout_s: float,
         way_back: FifoLink,
-        back_s: float,
+        back_s: Callable[[float], float],
     ) -> None:
         self._initial_bytes = self._window_bytes = initial_bytes
         self._most_bytes = window_bytes
@@ -64,7 +65,7 @@ class SendBuffer:
 
     def begin(self, now_s: float, size_bytes: float) -> None:
         """Take on a message of ``size_bytes``."""
-        self._acknowledge(self._way_back.passed_s(now_s - self._back_s))
+        self._acknowledge(self._way_back.passed_s(now_s - self._back_s(now_s)))
         if not self._segments:
             idle_s = now_s - self._left_at_s
             self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)
@@ -72,7 +73,7 @@ class SendBuffer:
 
     def room_bytes(self, now_s: float) -> float:
         """Return how many bytes of the message may be sent now; 0 while too little of a full buffer is free."""
-        self._acknowledge(self._way_back.passed_s(now_s - self._back_s))
+        self._acknowledge(self._way_back.passed_s(now_s - self._back_s(now_s)))
         in_flight_bytes = min(self._limit_bytes, self._most_bytes, self._held_bytes + self._left_bytes)
         self._most_in_flight_bytes = max(self._most_in_flight_bytes, in_flight_bytes)
         if self._is_full and self._held_bytes > self._low_bytes:
@@ -113,7 +114,8 @@ class SendBuffer:
 
     def acknowledged_s(self, arrived_s: float) -> float:
         """Return when the sender hears of bytes that arrived at ``arrived_s``, not later than now, seconds."""
-        return self._way_back.leaves_s(arrived_s) + self._back_s
+        leaves_s = self._way_back.leaves_s(arrived_s)
+        return leaves_s + self._back_s(leaves_s)
 
     def make_room(self, arrived_s: float) -> None:
         """Free the bytes that arrived until ``arrived_s``, a result of `await_room_s` that the sender has heard of."""

@@ -35,12 +35,15 @@ class SendWindow:
         most_bytes: Largest window, given by the size of the connections' buffers, bytes.
         round_trip_s: Latency there and back, seconds.
         timeout_s: Smallest retransmission timeout, excluding the round trip, seconds.
+
+    Attributes:
+        round_trip_s: Latency there and back of the bytes that are sent next, seconds.
     """
 
     def __init__(self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float) -> None:
         self._initial_bytes = initial_bytes
         self._most_bytes = most_bytes
-        self._round_trip_s = round_trip_s
+        self.round_trip_s = round_trip_s
         self._timeout_s = timeout_s + round_trip_s
         self._window_bytes = initial_bytes
         self._idle_since_s = 0.0
@@ -63,7 +66,7 @@ class SendWindow:
             size_bytes: Size of the message, bytes.
             rate_bps: Payload rate of the path, bits per second.
         """
-        if not size_bytes or not self._round_trip_s or not rate_bps:
+        if not size_bytes or not self.round_trip_s or not rate_bps:
             return 0.0
         self._acknowledge(now_s)
         idle_s = now_s - self._idle_since_s
@@ -84,7 +87,7 @@ class SendWindow:
             clock_s += part_s
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
-            self._unacknowledged.append((clock_s - part_s / 2 + self._round_trip_s, part_bytes))
+            self._unacknowledged.append((clock_s - part_s / 2 + self.round_trip_s, part_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)

@@ -25,6 +25,7 @@ from tests.helpers.scenarios.effect_runs import (
     two_stages,
     with_network,
 )
+from tests.helpers.strategies.run_strategies import with_links
 from traces.trace import LinkTrace
 
 
@@ -113,3 +114,28 @@ def test_latency_is_that_of_the_departure_and_nothing_overtakes(
         expected_s.append(arrived_s)
     # The receiver takes no time: each forward starts when its message is there.
     assert [start_s for start_s, _ in computed(record, "F", "device-1")] == expected_s
+
+
+@settings(max_examples=30)
+@given(st.floats(0.01, 2), st.floats(500, 2e4), st.integers(1000, 30_000), st.booleans())
+def test_windows_wait_for_the_latency_of_a_trace_as_for_a_declared_one(
+    latency_s: float, window_bytes: float, output_bytes: int, notice: bool
+) -> None:
+    effects = NetworkEffects(
+        cold_start=True, idle_s=math.inf, initial_window_bytes=50.0, window_bytes=window_bytes, ready_notice=notice
+    )
+    scenario = mesh_scenario(
+        3,
+        [1.0] * 3,
+        [1.0] * 3,
+        output_bytes=[output_bytes] * 3,
+        link=lambda a, b: (1e5, latency_s),
+        global_batch=6,
+    )
+    declared = with_network(scenario, effects)
+    trace = LinkTrace(np.array([0.0, 1.0]), np.full(2, 1e5), 2.0, np.full(2, latency_s))
+    links = [replace(link, latency_s=0.3, trace=trace) for link in scenario.cluster.links]
+    plan = layered_plan(declared, [([(1, 1, 2), (2, 1, 2), (3, 1, 1)], [2, 2, 2])])
+    runs = [run(each, plan, steps=2) for each in (declared, with_links(declared, links))]
+    ends_s = [[event.end_s for event in each.events] for each in runs]
+    assert ends_s[1] == pytest.approx(ends_s[0], rel=1e-9)

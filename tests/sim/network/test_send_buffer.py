@@ -56,9 +56,10 @@ class BothWays:
         for way, (source, target) in enumerate((("a", "b"), ("b", "a"))):
             link = Link(source, target, rate_bps, latencies_s[way], trace)
             route = Route(source, target, (link,), (link,), connections, math.inf)
-            there, back, back_s = self.links[way], self.links[1 - way], latencies_s[1 - way]
+            there, back = self.links[way], self.links[1 - way]
+            way_back = (Link(target, source, rate_bps, latencies_s[1 - way]),)
             self.connections.append(
-                Connection(self.environment, route, there, effects, back_s, back, self.delivered, way == 0)
+                Connection(self.environment, route, there, effects, way_back, back, self.delivered, way == 0)
             )
 
     def departed_s(self, *messages: tuple[int, float, float]) -> list[float]:
