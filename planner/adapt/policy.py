@@ -17,6 +17,7 @@ class Policy(Protocol):
 
     A policy may have state, but must not read a clock, do input or output, or depend on the backend. With a true
     attribute ``measures_unused_links`` it sees links between regions that the plan does not use (`Observation.unused`).
+    A policy that forecasts may count in an attribute ``coverage`` how often that was right (`Coverage`).
     """
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
@@ -31,6 +32,36 @@ class Policy(Protocol):
 def measures_unused_links(policy: Policy | None) -> bool:
     """Return whether a run measures unused links for its policy; the packets for it count in its bytes and price."""
     return bool(getattr(policy, "measures_unused_links", False))
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How many steps took a time within the interval that was forecast for them.
+
+    Attributes:
+        steps: Number of steps with a forecast.
+        covered: Number of those within the interval.
+    """
+
+    steps: int = 0
+    covered: int = 0
+
+    def add(self, interval_s: tuple[float, float], duration_s: float) -> None:
+        """Count a step, which took ``duration_s``."""
+        least_s, most_s = interval_s
+        self.steps += 1
+        self.covered += least_s <= duration_s <= most_s
+
+    @property
+    def share(self) -> float | None:
+        """Share of the steps that were within the interval; None if no step had a forecast."""
+        return self.covered / self.steps if self.steps else None
+
+
+def covered_share(policy: Policy | None) -> float | None:
+    """Return the share of a run's steps that took a time within its policy's forecast; None without forecasts."""
+    coverage = getattr(policy, "coverage", None)
+    return coverage.share if isinstance(coverage, Coverage) else None
 
 
 @dataclass(frozen=True, slots=True)

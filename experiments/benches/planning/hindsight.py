@@ -67,7 +67,7 @@ def possible_gains(scenario: Scenario, plans: Sequence[Plan], duration_s: float)
     # Changes among plans with the same layers on the same devices take no time.
     per_s = np.stack([judged_per_s[numbers].max(axis=0) for numbers in alike.values()])
     moves_s = _moves_s([plans[numbers[0]] for numbers in alike.values()], windows)
-    return PossibleGains(float(judged_per_s.max(axis=0).mean()) / first_per_s, _best_mean(per_s, moves_s) / first_per_s)
+    return PossibleGains(float(judged_per_s.max(axis=0).mean()) / first_per_s, best_mean(per_s, moves_s) / first_per_s)
 
 
 def _placement(plan: Plan) -> frozenset[tuple[str, int]]:
@@ -90,7 +90,7 @@ def _moves_s(plans: Sequence[Plan], windows: Sequence[Scenario]) -> Floats:
     return moves_s
 
 
-def _best_mean(per_s: Floats, moves_s: Floats) -> float:
+def best_mean(per_s: Floats, moves_s: Floats) -> float:
     """Return the highest mean throughput of a sequence of plans that begins with the first one, samples/s.
 
     A change takes the time that it takes in the window in which it begins; no samples are trained in it.

@@ -32,6 +32,7 @@ METRICS = (
     "moves",
     "moved_bytes",
     "lost_s",
+    "covered",
     "wan_bytes",
     "cost_usd",
 )

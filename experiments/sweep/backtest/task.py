@@ -15,6 +15,7 @@ from experiments.runs.scenario import choose_plan
 from experiments.sweep.backtest.windows import Window, window_of
 from experiments.sweep.definition import user_file
 from experiments.sweep.table import Value
+from planner.adapt.policy import covered_share
 from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.files.scenario import read_scenario
@@ -82,7 +83,9 @@ class BacktestTask:
             # Not `actual`: a policy must not know the trace.
             policy = make_policy(self._name_or_file("policy", name), window.known)
         check_length(window.actual, plan, sys.maxsize, self.window_s, on_disk=False)
-        return window_metrics(Simulator(self.window_s).run(window.actual, plan, policy, sys.maxsize), self.window_s)
+        metrics = window_metrics(Simulator(self.window_s).run(window.actual, plan, policy, sys.maxsize), self.window_s)
+        covered = covered_share(policy)
+        return metrics if covered is None else {**metrics, "covered": covered}
 
     def first_plan(self, known: Scenario) -> Plan:
         """Return the plan with which all policies begin, by what is known at the start of a window."""

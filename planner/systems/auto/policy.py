@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from planner.adapt.migration import backup_holders, migration_between, migration_time_s
 from planner.adapt.observation import Observation
-from planner.adapt.policy import DECISION_LAG_STEPS
+from planner.adapt.policy import DECISION_LAG_STEPS, Coverage
 from planner.adapt.regret import RegretBudget
 from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
@@ -61,6 +61,7 @@ class AutoPolicy:
     Attributes:
         portfolio: Plans found so far.
         thinking_s: Estimated time of the last decision on a usual machine, seconds.
+        coverage: How many steps took a time within the interval that was forecast one step before.
     """
 
     measures_unused_links = True
@@ -70,6 +71,9 @@ class AutoPolicy:
         self.thinking_s = 0.0
         self._predictions = Predictions(scenario)
         self.portfolio = Portfolio(scenario, search)
+        self.coverage = Coverage()
+        # Forecast of the step that is observed next if the plan stays: plan, and interval in seconds.
+        self._forecast: tuple[Plan, tuple[float, float]] | None = None
         self._before: Observation | None = None
         self._regret: RegretBudget | None = None
         # The first plan while it cannot go on, as devices are away, or has not gone on since; and how much time it
@@ -132,6 +136,9 @@ class AutoPolicy:
         samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             self._predictions.correct(observation.plan, duration_s, samples)
+            if self._forecast is not None and self._forecast[0] == observation.plan:
+                self.coverage.add(self._forecast[1], duration_s)
+        self._forecast = observation.plan, self._predictions.interval_s(observation.plan)
         self._count(observation, duration_s, samples)
         self._before = observation
         return changed

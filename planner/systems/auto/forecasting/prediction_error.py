@@ -12,6 +12,9 @@ LEAST_WEIGHT = 1 / 30
 # (`_kind`).
 STEPS_OF_KIND = 4
 
+# Least standard deviation of log(measured / predicted); on steady links rounding is all that there is.
+LEAST_SPREAD = 1e-3
+
 
 @dataclass(slots=True)
 class _Mean:
@@ -19,10 +22,15 @@ class _Mean:
 
     value: float = 0.0
     steps: int = 0
+    # Running mean of the squared distance of a value from the mean before it.
+    square: float = 0.0
 
     def learn(self, value: float) -> None:
         self.steps += 1
-        self.value += max(LEAST_WEIGHT, 1 / self.steps) * (value - self.value)
+        weight = max(LEAST_WEIGHT, 1 / self.steps)
+        if self.steps > 1:
+            self.square += max(LEAST_WEIGHT, 1 / (self.steps - 1)) * ((value - self.value) ** 2 - self.square)
+        self.value += weight * (value - self.value)
 
 
 class PredictionBias:
@@ -52,6 +60,11 @@ class PredictionBias:
         """Return the factor by which a plan's predicted step time is multiplied; 1 if no plan of its kind has run."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
+
+    def spread(self, plan: Plan) -> float:
+        """Return the standard deviation of log(measured / predicted) of steps of the plan's kind."""
+        mean = self._kinds.get(_kind(plan), _Mean())
+        return max(LEAST_SPREAD, math.sqrt(mean.square))
 
 
 def _kind(plan: Plan) -> str:

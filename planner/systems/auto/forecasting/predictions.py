@@ -5,6 +5,7 @@ Every step adds a sample to the forecast of each link that it used, and its time
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -29,6 +30,11 @@ from planner.systems.auto.objective import contended_step_time_s
 
 # Number of network states (one sample of every link) over which the predicted step time of a plan is averaged.
 STATES = 12
+
+# Probability with which the next step takes a time within the interval that is forecast, and quantiles of the standard
+# normal distribution in the midst of nine equal parts of it: errors of a prediction, in standard deviations.
+PROBABILITY = 0.8
+_ERRORS = np.array([NormalDist().inv_cdf((2 * part + 1) / 18) for part in range(9)])
 
 # Shares of its mean rate with which a link counts as slow, or as collapsed; plans for such links are kept in reserve.
 SLOW = 1 / 2
@@ -102,7 +108,10 @@ class Predictions:
 
     def step_s(self, plan: Plan) -> float:
         """Return the predicted time of a step, seconds."""
-        return self._at_states_s(plan, {name: link.samples for name, link in self.links.items()})
+        return self._at_states_s(plan, self._samples())
+
+    def _samples(self) -> dict[str, tuple[LinkSample, ...]]:
+        return {name: link.samples for name, link in self.links.items()}
 
     def optimistic_s(self, plan: Plan) -> float:
         """Return the predicted time of a step if links with stale samples are as declared or probed, seconds."""
@@ -118,11 +127,14 @@ class Predictions:
 
     def _at_states_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
-        networks = [
+        return float((self.bias.factor(plan) * self._steps_s(plan, self._networks(plan, samples))).mean())
+
+    def _networks(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> list[Paths]:
+        """Return the paths between a plan's devices in `STATES` states of the links' samples."""
+        return [
             forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
-        return float((self.bias.factor(plan) * self._steps_s(plan, networks)).mean())
 
     def _steps_s(self, plan: Plan, networks: Sequence[Paths]) -> Floats:
         """Return the time of a step in the midst of a run on each of several networks, seconds, [networks]."""
@@ -138,6 +150,15 @@ class Predictions:
         """
         single_s = step_times_s(plan, self._scenario, [forecast_paths(plan, self._believed, {})])[0]
         return contended_step_time_s(plan, self._believed) / float(single_s)
+
+    def interval_s(self, plan: Plan) -> tuple[float, float]:
+        """Return the times between which the next step is expected with a probability of `PROBABILITY`, seconds."""
+        networks = self._networks(plan, self._samples())
+        times_s = self.bias.factor(plan) * self._steps_s(plan, networks)
+        # States of the links, each with the error that predictions have for known ones.
+        found_s = np.outer(times_s, np.exp(self.bias.spread(plan) * _ERRORS)).ravel()
+        least_s, most_s = np.quantile(found_s, [(1 - PROBABILITY) / 2, (1 + PROBABILITY) / 2])
+        return float(least_s), float(most_s)
 
     def used(self, plan: Plan) -> set[str]:
         """Return the names of the links between regions that a plan uses, whose rates may be unknown or change."""
