@@ -232,10 +232,7 @@ class AutoPolicy:
             saved_share = 1 - step_s / own_s
             moving_s = _moving_s(plan, other, observed)
             dwell_s, age_s = self._regime_s(incumbent, other)
-            least_gain = LEAST_GAIN
-            if moving_s > 0:
-                least_gain = LEAST_GAIN_OF_MOVE if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_NEW
-            if saved_share < least_gain:
+            if saved_share < (self._least_gain_of_move(other) if moving_s > 0 else LEAST_GAIN):
                 continue
             if moving_s > 0 and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
                 continue
@@ -246,6 +243,10 @@ class AutoPolicy:
             if net_s > best_s:
                 best, best_s = other, net_s
         return self._soonest(plan, paying_s, paying_s[best]) if best is not None else None
+
+    def _least_gain_of_move(self, other: Plan) -> float:
+        """Return the share of a step's time that a plan must save if layers move for it."""
+        return LEAST_GAIN_OF_MOVE if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_NEW
 
     def _regime_s(self, *plans: Plan) -> tuple[float, float]:
         """Return the expected rest of the regime of the links of plans, at most that of the run, and its age."""
@@ -307,9 +308,13 @@ class AutoPolicy:
         if not stale or not self._probes.are_due(self._elapsed_s):
             return None
         own_s = self._predictions.step_s(plan)
-        optimistic_s = min(self._predictions.optimistic_s(each) for each in self.portfolio.plans(away))
+        hoped_s = {each: self._predictions.optimistic_s(each) for each in self.portfolio.plans(away)}
+        # Of other plans the policy would not use one if its links were as good as hoped.
+        usable_s = [
+            each_s for each, each_s in hoped_s.items() if each_s <= own_s * (1 - self._least_gain_of_move(each))
+        ]
         probing = probing_plan(plan, self._scenario, stale, away)
-        if probing is None or optimistic_s > own_s * (1 - LEAST_GAIN_OF_MOVE):
+        if probing is None or not usable_s:
             return None
         moving_s = _moving_s(plan, probing, self._predictions.observed())
         steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
@@ -321,7 +326,7 @@ class AutoPolicy:
         worst_s = steps * step_s + there_s + _moving_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
             return None
-        if self._left_s * (1 - optimistic_s / own_s) < PROBE_ODDS * worst_s:
+        if self._left_s * (1 - min(usable_s) / own_s) < PROBE_ODDS * worst_s:
             return None
         self._probes.begin(plan, loss_s, there_s + step_s)
         return probing
@@ -335,11 +340,11 @@ class AutoPolicy:
         if not is_surprise:
             self._cover(away)
             better = self._better(plan, incumbent, away)
-            least_s = self._predictions.step_s(incumbent) * (1 - LEAST_GAIN_OF_MOVE)
+            own_s = self._predictions.step_s(incumbent)
             is_promising = self._probes.can_go_on() and any(
                 self._predictions.is_known(each)
                 and self._can_pay(plan, each)
-                and self._predictions.step_s(each) < least_s
+                and self._predictions.step_s(each) <= own_s * (1 - self._least_gain_of_move(each))
                 for each in self.portfolio.plans(away)
             )
             if better is None and is_promising:

@@ -87,6 +87,11 @@ class LinkForecast:
         return max(self.age_s, sum(self._dwells_s) / len(self._dwells_s))
 
     @property
+    def is_seen(self) -> bool:
+        """Whether a step of this regime has used the link."""
+        return bool(self._samples)
+
+    @property
     def samples(self) -> tuple[LinkSample, ...]:
         """Samples of this regime, oldest first; if there are none, ones with the declared rate.
 

@@ -236,7 +236,7 @@ class Predictions:
 
 def _is_fresh(link: LinkForecast) -> bool:
     """Return whether a link has been observed lately."""
-    return link.age_s > 0 and link.unseen_s <= FRESH_S
+    return link.is_seen and link.unseen_s <= FRESH_S
 
 
 def _at(samples: Sequence[LinkSample], state: int) -> LinkSample:
