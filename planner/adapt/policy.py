@@ -58,10 +58,10 @@ class Coverage:
         return self.covered / self.steps if self.steps else None
 
 
-def covered_share(policy: Policy | None) -> float | None:
-    """Return the share of a run's steps that took a time within its policy's forecast; None without forecasts."""
+def coverage_of(policy: Policy | None) -> Coverage | None:
+    """Return how often the forecasts of a policy were right; None if it does not count that."""
     coverage = getattr(policy, "coverage", None)
-    return coverage.share if isinstance(coverage, Coverage) else None
+    return coverage if isinstance(coverage, Coverage) else None
 
 
 @dataclass(frozen=True, slots=True)

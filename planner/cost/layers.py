@@ -93,6 +93,7 @@ def range_memory(
 ) -> tuple[Floats, Floats]:
     """Return the memory that each range of layers needs as a stage, by the formula in `planner.cost.memory`.
 
+    It does not say which outputs no memory holds; plans with such stages are refused (`planner.check.memory`).
     A microbatch has ``samples`` samples on the device; ``degree`` devices share each layer by tensor parallelism. With
     ``recompute``, the stage saves only its input and recomputes activations.
 

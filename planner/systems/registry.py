@@ -12,7 +12,7 @@ from sys import float_info
 from typing import Any, cast
 
 from planner.adapt.observation import Observation
-from planner.adapt.policy import Policy, measures_unused_links
+from planner.adapt.policy import Coverage, Policy, coverage_of, measures_unused_links
 from planner.check import check_plan
 from planner.check.types import check_types
 from planner.plan.plan import Plan
@@ -166,6 +166,11 @@ class _CheckedPolicy:
         self.name = name
         self.thinking_s = 0.0
         self.measures_unused_links = measures_unused_links(policy)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """How often the policy's forecasts were right, if it counts that."""
+        return coverage_of(self._policy)
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the policy's answer, and set ``thinking_s``, the seconds that the policy says the call takes."""

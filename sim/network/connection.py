@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import simpy
 
 from planner.cost.network import curve_rate_bps, jitter_delay_s, payload_bps
-from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.events import Flow, Timer
-from sim.network.routes import Route, path_latency_s
+from sim.network.routes import PathLatency, Route
 from sim.network.send_buffer import SendBuffer
 from sim.network.send_window import SendWindow
 from sim.network.shared_links import SharedLinks
@@ -63,7 +62,7 @@ class Connection:
 
     Args:
         link: The shared link, or set of links, that carries the connection's flows.
-        back: Links from the target to the source, whose latencies the way back has.
+        back: Latency from the target to the source.
         way_back: The link behind whose bytes acknowledgements wait; None if they do not wait.
         delivered: Queue to which each message is appended when it departs.
         is_first: Whether the plan uses this direction before the one back.
@@ -73,7 +72,7 @@ class Connection:
     _route: Route
     _link: SharedLink
     _effects: NetworkEffects
-    _back: tuple[Link, ...]
+    _back: PathLatency
     _way_back: FifoLink | None
     _delivered: deque[Message]
     _is_first: bool = False
@@ -93,12 +92,13 @@ class Connection:
                 self._window_bytes = effects.window_bytes * route.connections
                 self._ceiling_bps = math.inf
             first_bytes = min(effects.initial_window_bytes * route.connections, self._window_bytes)
-            round_trip_s = route.latency_s + sum(link.latency_s for link in self._back)
-            if self._way_back is None or not isinstance(self._link, FifoLink) or not round_trip_s:
-                self._window = SendWindow(first_bytes, self._window_bytes, round_trip_s, effects.idle_s)
+            is_waiting = not (self._back.is_none and route.latency.is_none)
+            if self._way_back is None or not isinstance(self._link, FifoLink) or not is_waiting:
+                self._window = SendWindow(first_bytes, self._window_bytes, effects.idle_s)
             else:
-                timeout_s = effects.idle_s + round_trip_s
-                self._buffer = SendBuffer(first_bytes, self._window_bytes, timeout_s, self._way_back, self._back_s)
+                self._buffer = SendBuffer(
+                    first_bytes, self._window_bytes, self._timeout_s, self._way_back, self._back.at_s
+                )
         # Bytes of the first message of the queue that were not given to the link yet.
         self._left_bytes = 0.0
         self._arrived_s = 0.0
@@ -127,12 +127,17 @@ class Connection:
         """Return when the first message of the queue can leave, seconds."""
         message = self._queue[0]
         self._left_bytes = float(message.size_bytes)
-        notice_s = message.posted_s + self._back_s(message.posted_s)
-        return max(self._environment.now, message.ready_s, notice_s)
+        noticed_s = message.posted_s
+        if noticed_s > -math.inf:
+            noticed_s += self._back.at_s(noticed_s)
+        return max(self._environment.now, message.ready_s, noticed_s)
 
-    def _back_s(self, time_s: float) -> float:
-        """Return the latency of the way back at a time, seconds."""
-        return path_latency_s(self._back, max(0.0, time_s))
+    def _round_trip_s(self, time_s: float) -> float:
+        return self._route.latency_at_s(time_s) + self._back.at_s(time_s)
+
+    def _timeout_s(self, time_s: float) -> float:
+        """Return the smallest retransmission timeout at a time, seconds."""
+        return self._effects.idle_s + self._round_trip_s(time_s)
 
     def _start(self, _: Timer | None = None, start_s: float = 0.0) -> None:
         """Begin to send a message."""
@@ -142,8 +147,8 @@ class Connection:
             self._send_on(self._buffer)
             return
         if self._window is not None:
-            self._window.round_trip_s = self._route.latency_at_s(start_s) + self._back_s(start_s)
-            start_s += self._window.waiting_s(start_s, self._left_bytes, self._payload_bps(start_s))
+            payload_bps = self._payload_bps(start_s)
+            start_s += self._window.waiting_s(start_s, self._left_bytes, payload_bps, self._round_trip_s(start_s))
         if start_s > self._environment.now:
             Timer(self._environment, start_s, self._transmit_window)
         else:
@@ -193,7 +198,7 @@ class Connection:
             buffer.make_room(arrived_s)
             self._send_on(buffer)
 
-        later_s = _LATER_SHARE * self._back_s(arrived_s) if self._is_first else 0.0
+        later_s = _LATER_SHARE * self._back.at_s(arrived_s) if self._is_first else 0.0
         acknowledged_s = max(self._environment.now, buffer.acknowledged_s(arrived_s) + later_s)
         Timer(self._environment, acknowledged_s, send_on)
 

@@ -11,7 +11,7 @@ from planner.scenario.scenario import Scenario
 from sim.kernel.advance import CONSTANT, SHARED, TABLED, Lines
 from sim.kernel.piecewise import RateTable, join_tables, link_table
 from sim.network.connection import Connection, Message, SharedLink
-from sim.network.routes import Route, find_routes, group_links, link_rates
+from sim.network.routes import PathLatency, Route, find_routes, group_links, link_rates
 from sim.network.shared_links import SharedLinks, first_come_rates, max_min_rates
 from sim.network.single_link import FairLink, FifoLink
 
@@ -57,7 +57,7 @@ class Network:
                 route,
                 links[route.link_names[0]],
                 scenario.effects.network,
-                scenario.cluster.path(route.target, route.source),
+                PathLatency(scenario.cluster.path(route.target, route.source)),
                 way_back if isinstance(way_back, FifoLink) else None,
                 self.delivered,
                 line < other,

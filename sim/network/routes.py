@@ -20,6 +20,32 @@ from planner.scenario.size_curve import SizeCurve
 from sim.kernel.piecewise import RateTable, link_table
 
 
+class PathLatency:
+    """The latency of a path over time; the latest piece of its traces is remembered, since times are mostly near."""
+
+    def __init__(self, path: Sequence[Link]) -> None:
+        self._path = path
+        self._varying = [link.trace for link in path if link.trace is not None and link.trace.latency_s is not None]
+        # Since when and until when the latency that was looked up last holds, and the latency, seconds.
+        self._known = (0.0, 0.0, 0.0)
+        if not self._varying:
+            self._known = -math.inf, math.inf, sum(link.latency_s for link in path)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether messages always arrive when they depart."""
+        return not (self._varying or self._known[2])
+
+    def at_s(self, time_s: float) -> float:
+        """Return the latency at a time of the run, seconds."""
+        since_s, until_s, latency_s = self._known
+        if since_s <= time_s < until_s:
+            return latency_s
+        latency_s = sum(link.latency_at_s(time_s) for link in self._path)
+        self._known = time_s, min(trace.rate_until(time_s)[1] for trace in self._varying), latency_s
+        return latency_s
+
+
 @dataclass(frozen=True)
 class Route:
     """The path of one line.
@@ -71,12 +97,12 @@ class Route:
 
     def latency_at_s(self, time_s: float) -> float:
         """Return the latency of the path at a time of the run, seconds."""
-        return path_latency_s(self.path, time_s) if self.varying_links else self.latency_s
+        return self.latency.at_s(time_s)
 
-
-def path_latency_s(path: Sequence[Link], time_s: float) -> float:
-    """Return the latency of a path at a time of the run, seconds."""
-    return sum(link.latency_at_s(time_s) for link in path)
+    @cached_property
+    def latency(self) -> PathLatency:
+        """The latency of the path over time."""
+        return PathLatency(self.path)
 
 
 def link_rates(link: Link, scenario: Scenario) -> RateTable:

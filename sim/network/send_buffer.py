@@ -38,7 +38,7 @@ class SendBuffer:
     Args:
         initial_bytes: Initial window, bytes.
         window_bytes: Bytes of a long stream that are under way, two thirds of the buffer.
-        timeout_s: Smallest retransmission timeout with the round trip, seconds.
+        timeout_s: Function from a time to the smallest retransmission timeout with the round trip, both in seconds.
         way_back: The link that carries the acknowledgements.
         back_s: Function from a time to the latency of the way back, both in seconds.
     """
@@ -47,7 +47,7 @@ class SendBuffer:
         self,
         initial_bytes: float,
         window_bytes: float,
-        timeout_s: float,
+        timeout_s: Callable[[float], float],
         way_back: FifoLink,
         back_s: Callable[[float], float],
     ) -> None:
@@ -68,7 +68,7 @@ class SendBuffer:
         self._acknowledge(self._way_back.passed_s(now_s - self._back_s(now_s)))
         if not self._segments:
             idle_s = now_s - self._left_at_s
-            self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)
+            self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s(now_s))
         self._left_bytes, self._most_in_flight_bytes = float(size_bytes), 0.0
 
     def room_bytes(self, now_s: float) -> float:

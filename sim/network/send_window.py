@@ -33,18 +33,13 @@ class SendWindow:
     Args:
         initial_bytes: Initial window, bytes.
         most_bytes: Largest window, given by the size of the connections' buffers, bytes.
-        round_trip_s: Latency there and back, seconds.
         timeout_s: Smallest retransmission timeout, excluding the round trip, seconds.
-
-    Attributes:
-        round_trip_s: Latency there and back of the bytes that are sent next, seconds.
     """
 
-    def __init__(self, initial_bytes: float, most_bytes: float, round_trip_s: float, timeout_s: float) -> None:
+    def __init__(self, initial_bytes: float, most_bytes: float, timeout_s: float) -> None:
         self._initial_bytes = initial_bytes
         self._most_bytes = most_bytes
-        self.round_trip_s = round_trip_s
-        self._timeout_s = timeout_s + round_trip_s
+        self._timeout_s = timeout_s
         self._window_bytes = initial_bytes
         self._idle_since_s = 0.0
         # For each part: time of the acknowledgement in seconds, size in bytes.
@@ -58,19 +53,22 @@ class SendWindow:
         """Size of the window, bytes."""
         return min(self._window_bytes, self._most_bytes)
 
-    def waiting_s(self, now_s: float, size_bytes: float, rate_bps: float) -> float:
+    def waiting_s(self, now_s: float, size_bytes: float, rate_bps: float, round_trip_s: float) -> float:
         """Send a message; return the delay that the window adds to the transmission time on the path, seconds.
 
         Args:
             now_s: Earliest start of the message, not before the start of the previous message, seconds.
             size_bytes: Size of the message, bytes.
             rate_bps: Payload rate of the path, bits per second.
+            round_trip_s: Latency there and back, seconds.
         """
-        if not size_bytes or not self.round_trip_s or not rate_bps:
+        if not size_bytes or not round_trip_s or not rate_bps:
             return 0.0
         self._acknowledge(now_s)
         idle_s = now_s - self._idle_since_s
-        self._window_bytes = halved_bytes(self._window_bytes, self._initial_bytes, idle_s, self._timeout_s)
+        self._window_bytes = halved_bytes(
+            self._window_bytes, self._initial_bytes, idle_s, self._timeout_s + round_trip_s
+        )
         clock_s, left_bytes, self._most_in_flight_bytes = now_s, float(size_bytes), 0.0
         while left_bytes > 0:
             self._acknowledge(clock_s)
@@ -87,7 +85,7 @@ class SendWindow:
             clock_s += part_s
             # Bytes are acknowledged one by one; the part counts as acknowledged halfway through its bytes.
             self._in_flight_bytes += part_bytes
-            self._unacknowledged.append((clock_s - part_s / 2 + self.round_trip_s, part_bytes))
+            self._unacknowledged.append((clock_s - part_s / 2 + round_trip_s, part_bytes))
             left_bytes -= part_bytes
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)

@@ -21,7 +21,6 @@ from experiments.benches.planning.adaptation_traces import DEVELOP, DURATION_S, 
 from experiments.benches.planning.hindsight import FIRST_MINUTE_S, possible_gains, starting_plans
 from experiments.benches.result import BenchResult, Check, Row, at_least
 from experiments.sweep.engines.local import process_pool, results_in_order, usable_cores
-from planner.adapt.policy import covered_share
 from planner.runs.metrics import measure
 from planner.scenario.scenario import allowing_compressions, in_window
 from planner.systems.auto.policy import AutoPolicy
@@ -126,7 +125,7 @@ def measure_case(case: AdaptationCase, duration_s: float) -> Row:
         "auto_gain": auto_per_s / none_per_s,
         "deepcee_gain": measure(deepcee).samples_per_s / none_per_s,
         "users_gain": auto_per_s / users_per_s,
-        "covered": covered_share(policy) or 0.0,
+        "covered": "none" if policy.coverage.share is None else policy.coverage.share,
         "decisions": len(adapted.decisions),
         "moved_mb": sum(decision.migration.size_bytes for decision in adapted.decisions) / 1e6,
     }

@@ -106,11 +106,11 @@ def best_mean(per_s: Floats, moves_s: Floats) -> float:
     for window in range(windows):
         most[window + 1] = np.maximum(most[window + 1], most[window] + per_s[:, window])
         for old, new in permutations(range(plans), 2):
-            passed, part = divmod(moves_s[old, new, window] / WINDOW_S, 1.0)
-            last = window + passed
-            if last < windows:
-                trained = most[window, old] + (1.0 - part) * per_s[new, int(last)]
-                most[int(last) + 1, new] = max(most[int(last) + 1, new], trained)
+            lasts = moves_s[old, new, window] / WINDOW_S
+            if window + lasts < windows:
+                last = window + int(lasts)
+                trained = most[window, old] + (last + 1 - window - lasts) * per_s[new, last]
+                most[last + 1, new] = max(most[last + 1, new], trained)
     return float(most[windows].max()) / windows
 
 

@@ -15,7 +15,7 @@ from experiments.runs.scenario import choose_plan
 from experiments.sweep.backtest.windows import Window, window_of
 from experiments.sweep.definition import user_file
 from experiments.sweep.table import Value
-from planner.adapt.policy import covered_share
+from planner.adapt.policy import coverage_of
 from planner.events.event import EventKind
 from planner.events.log import EventLog, as_log
 from planner.files.scenario import read_scenario
@@ -84,8 +84,8 @@ class BacktestTask:
             policy = make_policy(self._name_or_file("policy", name), window.known)
         check_length(window.actual, plan, sys.maxsize, self.window_s, on_disk=False)
         metrics = window_metrics(Simulator(self.window_s).run(window.actual, plan, policy, sys.maxsize), self.window_s)
-        covered = covered_share(policy)
-        return metrics if covered is None else {**metrics, "covered": covered}
+        coverage = coverage_of(policy)
+        return metrics if coverage is None or coverage.share is None else {**metrics, "covered": coverage.share}
 
     def first_plan(self, known: Scenario) -> Plan:
         """Return the plan with which all policies begin, by what is known at the start of a window."""

@@ -72,8 +72,8 @@ class AutoPolicy:
         self._predictions = Predictions(scenario)
         self.portfolio = Portfolio(scenario, search)
         self.coverage = Coverage()
-        # Forecast of the step that is observed next if the plan stays: plan, and interval in seconds.
-        self._forecast: tuple[Plan, tuple[float, float]] | None = None
+        # Interval that was forecast for the next step with the plan of the last one, seconds.
+        self._expected_s: tuple[float, float] | None = None
         self._before: Observation | None = None
         self._regret: RegretBudget | None = None
         # The first plan while it cannot go on, as devices are away, or has not gone on since; and how much time it
@@ -136,9 +136,9 @@ class AutoPolicy:
         samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             self._predictions.correct(observation.plan, duration_s, samples)
-            if self._forecast is not None and self._forecast[0] == observation.plan:
-                self.coverage.add(self._forecast[1], duration_s)
-        self._forecast = observation.plan, self._predictions.interval_s(observation.plan)
+            if self._expected_s is not None:
+                self.coverage.add(self._expected_s, duration_s)
+        self._expected_s = self._predictions.interval_s(observation.plan)
         self._count(observation, duration_s, samples)
         self._before = observation
         return changed

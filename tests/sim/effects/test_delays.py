@@ -82,13 +82,14 @@ def test_messages_wait_for_the_window_of_their_connections(
     """Senders whose acknowledgements could wait send other parts of a window: not at the same time, but nearly."""
     scenario, plan = two_stages(size_bytes, rate_bps, messages=3, there_s=there_s, back_s=back_s)
     effects = NetworkEffects(share=share, cold_start=True, idle_s=math.inf, initial_window_bytes=initial_bytes)
-    window = SendWindow(connections * initial_bytes, math.inf, there_s + back_s, math.inf)
+    window = SendWindow(connections * initial_bytes, math.inf, math.inf)
     departed_s, payload_bps = 0.0, share * rate_bps
     record = run(with_network(scenario, effects), replace(plan, connections=connections))
     for number, message in enumerate(sends(record)):
         start_s = max(1.0 + number, departed_s)
         alone_s = 8 * size_bytes / payload_bps
-        departed_s = start_s + window.waiting_s(start_s, size_bytes, payload_bps) + alone_s
+        waiting_s = window.waiting_s(start_s, size_bytes, payload_bps, there_s + back_s)
+        departed_s = start_s + waiting_s + alone_s
         assert message.end_s == pytest.approx(departed_s, abs=0.15 * (departed_s - 1.0))
 
 
@@ -117,25 +118,53 @@ def test_latency_is_that_of_the_departure_and_nothing_overtakes(
 
 
 @settings(max_examples=30)
-@given(st.floats(0.01, 2), st.floats(500, 2e4), st.integers(1000, 30_000), st.booleans())
+@given(
+    st.floats(0.01, 2),
+    st.sampled_from([0.0, 0.3]),
+    st.floats(500, 2e4),
+    st.integers(1000, 30_000),
+    st.booleans(),
+    st.sampled_from([0.2, math.inf]),
+)
 def test_windows_wait_for_the_latency_of_a_trace_as_for_a_declared_one(
-    latency_s: float, window_bytes: float, output_bytes: int, notice: bool
+    latency_s: float, other_s: float, window_bytes: float, output_bytes: int, notice: bool, idle_s: float
 ) -> None:
     effects = NetworkEffects(
-        cold_start=True, idle_s=math.inf, initial_window_bytes=50.0, window_bytes=window_bytes, ready_notice=notice
+        cold_start=True, idle_s=idle_s, initial_window_bytes=50.0, window_bytes=window_bytes, ready_notice=notice
     )
     scenario = mesh_scenario(
         3,
         [1.0] * 3,
         [1.0] * 3,
         output_bytes=[output_bytes] * 3,
-        link=lambda a, b: (1e5, latency_s),
+        link=lambda a, b: (1e5, latency_s if a < b else 2 * latency_s),
         global_batch=6,
     )
     declared = with_network(scenario, effects)
-    trace = LinkTrace(np.array([0.0, 1.0]), np.full(2, 1e5), 2.0, np.full(2, latency_s))
-    links = [replace(link, latency_s=0.3, trace=trace) for link in scenario.cluster.links]
+    links = [
+        replace(
+            link,
+            latency_s=other_s,
+            trace=LinkTrace(np.array([0.0, 1.0]), np.full(2, 1e5), 2.0, np.full(2, link.latency_s)),
+        )
+        for link in scenario.cluster.links
+    ]
     plan = layered_plan(declared, [([(1, 1, 2), (2, 1, 2), (3, 1, 1)], [2, 2, 2])])
     runs = [run(each, plan, steps=2) for each in (declared, with_links(declared, links))]
     ends_s = [[event.end_s for event in each.events] for each in runs]
     assert ends_s[1] == pytest.approx(ends_s[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(("backs_s", "ends_s"), [((1.0, 1.0), 4.1), ((1.0, 2.0), 5.1), ((2.0, 2.0), 6.1)])
+def test_acknowledgements_have_the_latency_of_their_time(backs_s: tuple[float, float], ends_s: float) -> None:
+    """A message waits for two acknowledgements: one sets out before 3 s, when the latency of the way back changes."""
+    scenario, plan = two_stages(3000, 80_000.0, there_s=9.0, back_s=9.0)
+    there, back = scenario.cluster.links
+    rates_bps, of_there = np.full(2, 80_000.0), np.full(2, 0.5)
+    links = [
+        replace(there, trace=LinkTrace(np.array([0.0, 3.0]), rates_bps, 100.0, of_there)),
+        replace(back, trace=LinkTrace(np.array([0.0, 3.0]), rates_bps, 100.0, np.array(backs_s))),
+    ]
+    effects = NetworkEffects(cold_start=True, idle_s=math.inf, initial_window_bytes=1000.0, window_bytes=1000.0)
+    (message,) = sends(run(with_network(with_links(scenario, links), effects), plan))
+    assert message.end_s == pytest.approx(ends_s, abs=0.001)

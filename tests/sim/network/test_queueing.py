@@ -19,7 +19,7 @@ from planner.scenario.cluster import Link
 from planner.scenario.effects import NetworkEffects
 from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
-from sim.network.routes import Route
+from sim.network.routes import PathLatency, Route
 from sim.network.single_link import FairLink
 from tests.helpers.strategies.trace_strategies import link_traces
 from traces.trace import LinkTrace
@@ -41,7 +41,7 @@ def sojourns_s(
     route = Route("a", "b", (link,), (link,), 1, ceiling_bps)
     delivered: deque[Message] = deque()
     lines = [
-        Connection(environment, route, shared, NetworkEffects(), (), None, delivered)
+        Connection(environment, route, shared, NetworkEffects(), PathLatency([]), None, delivered)
         for _ in range(min(connections, len(arrivals_s)))
     ]
     for number, (arrival_s, size_bytes) in enumerate(zip(arrivals_s.tolist(), sizes_bytes.tolist(), strict=True)):
@@ -175,7 +175,7 @@ def test_the_rate_of_a_path_is_that_of_its_slowest_link_whenever_it_is_asked_for
     environment = simpy.Environment()
     route = Route("a", "c", path, (), 1, math.inf)
     shared = FairLink(environment, join_tables([RateTable((0.0,), (RATE_BPS,))]), 0)
-    connection = Connection(environment, route, shared, effects, (), None, deque())
+    connection = Connection(environment, route, shared, effects, PathLatency([]), None, deque())
     for time_s in times_s:
         slowest_bps = min(5e7, *(float(trace.bandwidth_at(time_s)) for trace in (first, second)))
         assert connection._payload_bps(time_s) == payload_bps(effects, slowest_bps)
@@ -188,7 +188,7 @@ def test_windows_of_broken_size_leave_nothing_of_a_message_out() -> None:
     effects = NetworkEffects(window_bytes=333.25, cold_start=True)
     delivered: deque[Message] = deque()
     connection = Connection(
-        environment, Route("x", "y", (link,), (link,), 1, math.inf), shared, effects, (), None, delivered
+        environment, Route("x", "y", (link,), (link,), 1, math.inf), shared, effects, PathLatency([]), None, delivered
     )
     for number in range(3):
         connection.send(Message(0, number, 1000, 0.0))

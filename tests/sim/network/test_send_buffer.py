@@ -15,7 +15,7 @@ from planner.scenario.effects import NetworkEffects
 from sim.kernel.events import Flow, Timer
 from sim.kernel.piecewise import RateTable, join_tables
 from sim.network.connection import Connection, Message
-from sim.network.routes import Route
+from sim.network.routes import PathLatency, Route
 from sim.network.single_link import FifoLink
 from tests.helpers.scenarios import effect_runs
 from traces.trace import LinkTrace
@@ -57,7 +57,7 @@ class BothWays:
             link = Link(source, target, rate_bps, latencies_s[way], trace)
             route = Route(source, target, (link,), (link,), connections, math.inf)
             there, back = self.links[way], self.links[1 - way]
-            way_back = (Link(target, source, rate_bps, latencies_s[1 - way]),)
+            way_back = PathLatency([Link(target, source, rate_bps, latencies_s[1 - way])])
             self.connections.append(
                 Connection(self.environment, route, there, effects, way_back, back, self.delivered, way == 0)
             )

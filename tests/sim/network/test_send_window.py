@@ -13,24 +13,26 @@ NEVER = math.inf
 FINE = 0.07
 
 
-def took_s(window: SendWindow, start_s: float, size_bytes: int, rate_bps: float) -> float:
-    return window.waiting_s(start_s, size_bytes, rate_bps) + 8 * size_bytes / rate_bps
+def took_s(window: SendWindow, start_s: float, size_bytes: int, rate_bps: float, trip_s: float = 1.0) -> float:
+    return window.waiting_s(start_s, size_bytes, rate_bps, trip_s) + 8 * size_bytes / rate_bps
 
 
 @given(st.integers(1, 10**7), st.floats(1e4, 1e9), st.floats(0, 1))
 def test_a_window_that_holds_everything_makes_nobody_wait(size_bytes: int, rate_bps: float, trip_s: float) -> None:
-    window = SendWindow(1e15, math.inf, trip_s, NEVER)
-    assert window.waiting_s(1.0, size_bytes, rate_bps) == pytest.approx(0.0, abs=1e-6 * 8 * size_bytes / rate_bps)
+    window = SendWindow(1e15, math.inf, NEVER)
+    assert window.waiting_s(1.0, size_bytes, rate_bps, trip_s) == pytest.approx(
+        0.0, abs=1e-6 * 8 * size_bytes / rate_bps
+    )
 
 
 @settings(max_examples=50)
 @given(st.floats(1e5, 1e8), st.floats(0.01, 0.2), st.floats(0.05, 3))
 def test_a_long_stream_gets_a_window_per_round_trip(rate_bps: float, trip_s: float, share_of_path: float) -> None:
     most_bytes = share_of_path * rate_bps * trip_s / 8
-    window = SendWindow(most_bytes, most_bytes, trip_s, NEVER)
+    window = SendWindow(most_bytes, most_bytes, NEVER)
     clock_s, size_bytes = 0.0, max(1, int(most_bytes * 3))
     for _ in range(10):
-        clock_s += took_s(window, clock_s, size_bytes, rate_bps)
+        clock_s += took_s(window, clock_s, size_bytes, rate_bps, trip_s)
     reached_bps = 8 * 10 * size_bytes / clock_s
     # The first window goes at once.
     least_bps = min(rate_bps, 8 * most_bytes / trip_s)
@@ -40,13 +42,13 @@ def test_a_long_stream_gets_a_window_per_round_trip(rate_bps: float, trip_s: flo
 @pytest.mark.parametrize(("rounds", "size_bytes"), [(0, 950), (1, 2850), (2, 6650), (3, 14250)])
 def test_slow_start_doubles_every_round_trip(rounds: int, size_bytes: int) -> None:
     # A path that carries a window in no time: 1, 2, 4 and 8 thousand bytes, a round trip of a second apart.
-    window = SendWindow(1000.0, math.inf, 1.0, NEVER)
+    window = SendWindow(1000.0, math.inf, NEVER)
     assert took_s(window, 0.0, size_bytes, 1e9) == pytest.approx(rounds, abs=1e-3)
 
 
 def test_what_was_opened_stays_open_and_halves_when_idle() -> None:
     def second_s(idle_s: float, timeout_s: float) -> float:
-        window = SendWindow(1000.0, math.inf, 1.0, timeout_s)
+        window = SendWindow(1000.0, math.inf, timeout_s)
         first_s = took_s(window, 0.0, 7000, 1e9)
         return took_s(window, first_s + idle_s, 4000, 1e9)
 
@@ -63,11 +65,11 @@ def test_bytes_that_wait_before_the_path_open_the_window_as_on_linux() -> None:
 
     The path itself holds 0.2 MB.
     """
-    window, found, clock_s = SendWindow(14480.0, math.inf, 0.04, NEVER), [], 0.0
+    window, found, clock_s = SendWindow(14480.0, math.inf, NEVER), [], 0.0
     for _ in range(3):
-        clock_s += took_s(window, clock_s, 2_666_672, 40e6) + 1.0
+        clock_s += took_s(window, clock_s, 2_666_672, 40e6, 0.04) + 1.0
         # Acknowledgements count when the next byte leaves.
-        window.waiting_s(clock_s, 1, 40e6)
+        window.waiting_s(clock_s, 1, 40e6, 0.04)
         found.append(window.size_bytes / 1e6)
     assert found == pytest.approx([2.68, 5.35, 5.35], rel=0.01)
 
@@ -82,7 +84,7 @@ def test_a_larger_first_window_never_takes_longer(
     A window grows to at most twice the bytes in flight: 1,688 bytes at once open it less than 608 and 1,080 bytes do.
     """
     first_s, larger_s = (
-        took_s(SendWindow(window_bytes, math.inf, trip_s, NEVER), 0.0, size_bytes, rate_bps)
+        took_s(SendWindow(window_bytes, math.inf, NEVER), 0.0, size_bytes, rate_bps, trip_s)
         for window_bytes in (initial_bytes, initial_bytes * larger)
     )
     assert larger_s <= first_s * (1 + FINE) + 1e-9

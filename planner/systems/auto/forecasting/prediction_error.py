@@ -22,15 +22,10 @@ class _Mean:
 
     value: float = 0.0
     steps: int = 0
-    # Running mean of the squared distance of a value from the mean before it.
-    square: float = 0.0
 
     def learn(self, value: float) -> None:
         self.steps += 1
-        weight = max(LEAST_WEIGHT, 1 / self.steps)
-        if self.steps > 1:
-            self.square += max(LEAST_WEIGHT, 1 / (self.steps - 1)) * ((value - self.value) ** 2 - self.square)
-        self.value += weight * (value - self.value)
+        self.value += max(LEAST_WEIGHT, 1 / self.steps) * (value - self.value)
 
 
 class PredictionBias:
@@ -45,10 +40,15 @@ class PredictionBias:
     def __init__(self) -> None:
         self._plans: dict[Plan, _Mean] = {}
         self._kinds: dict[str, _Mean] = {}
+        # Squares of the errors that were left with the factors of their time, by kind of plan.
+        self._squares: dict[str, _Mean] = {}
 
     def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
         """Add the measured and the predicted time of one step of a plan, seconds."""
         value = math.log(measured_s / predicted_s)
+        if plan in self._plans:
+            left = value - math.log(self.factor(plan))
+            self._squares.setdefault(_kind(plan), _Mean()).learn(left**2)
         self._plans.setdefault(plan, _Mean()).learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
 
@@ -61,10 +61,10 @@ class PredictionBias:
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
 
-    def spread(self, plan: Plan) -> float:
-        """Return the standard deviation of log(measured / predicted) of steps of the plan's kind."""
-        mean = self._kinds.get(_kind(plan), _Mean())
-        return max(LEAST_SPREAD, math.sqrt(mean.square))
+    def spread(self, plan: Plan) -> float | None:
+        """Return the standard deviation of log(measured / predicted) that is left for a plan; None if it is unknown."""
+        squares = self._squares.get(_kind(plan))
+        return max(LEAST_SPREAD, math.sqrt(squares.value)) if squares is not None else None
 
 
 def _kind(plan: Plan) -> str:

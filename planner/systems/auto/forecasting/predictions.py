@@ -15,7 +15,6 @@ from planner.cost.network import Paths, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
-from planner.step.graph import Floats
 from planner.systems.auto.forecasting.forecast import (
     LEAST_BPS,
     LinkForecast,
@@ -26,7 +25,6 @@ from planner.systems.auto.forecasting.forecast import (
 )
 from planner.systems.auto.forecasting.link_rates import Links, are_near, declared_links, with_links
 from planner.systems.auto.forecasting.prediction_error import PredictionBias
-from planner.systems.auto.objective import contended_step_time_s
 
 # Number of network states (one sample of every link) over which the predicted step time of a plan is averaged.
 STATES = 12
@@ -61,8 +59,6 @@ class Predictions:
         # the estimates of sharing are kept by scenario.
         self._believed = scenario
         self._believed_links: Links = {}
-        # Of each plan, `_overlap` on these links.
-        self._overlaps: dict[Plan, float] = {}
         self.bias = PredictionBias()
         self.links = {
             name: LinkForecast(payload_bps(scenario.effects.network, rate_bps), latency_s)
@@ -97,14 +93,13 @@ class Predictions:
     def correct(self, plan: Plan, duration_s: float, samples: Mapping[str, LinkSample]) -> None:
         """Learn the error of predictions from a step, which took ``duration_s`` on links as in ``samples``."""
         paths = forecast_paths(plan, self._believed, samples)
-        self.bias.learn(plan, duration_s, float(self._steps_s(plan, [paths])[0]))
+        self.bias.learn(plan, duration_s, float(step_times_s(plan, self._scenario, [paths])[0]))
 
     def believe(self) -> None:
         """Let flows share links about as their observed rates let them, from now on."""
         links = self._observed_links()
         if not (self._believed_links and are_near(links, self._believed_links)):
             self._believed, self._believed_links = with_links(self._scenario, links), links
-            self._overlaps.clear()
 
     def step_s(self, plan: Plan) -> float:
         """Return the predicted time of a step, seconds."""
@@ -123,11 +118,13 @@ class Predictions:
         """Return the predicted time of a step on links as in ``known``, others as they are expected to be, seconds."""
         links = {name: known.get(name, link.expected) for name, link in self.links.items()}
         paths = forecast_paths(plan, self._believed, links)
-        return self.bias.factor(plan) * float(self._steps_s(plan, [paths])[0])
+        return self.bias.factor(plan) * float(step_times_s(plan, self._scenario, [paths])[0])
 
     def _at_states_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
-        return float((self.bias.factor(plan) * self._steps_s(plan, self._networks(plan, samples))).mean())
+        return float(
+            (self.bias.factor(plan) * step_times_s(plan, self._scenario, self._networks(plan, samples))).mean()
+        )
 
     def _networks(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> list[Paths]:
         """Return the paths between a plan's devices in `STATES` states of the links' samples."""
@@ -136,27 +133,18 @@ class Predictions:
             for state in range(STATES)
         ]
 
-    def _steps_s(self, plan: Plan, networks: Sequence[Paths]) -> Floats:
-        """Return the time of a step in the midst of a run on each of several networks, seconds, [networks]."""
-        if plan not in self._overlaps:
-            self._overlaps[plan] = self._overlap(plan)
-        return self._overlaps[plan] * step_times_s(plan, self._scenario, networks)
+    def interval_s(self, plan: Plan) -> tuple[float, float] | None:
+        """Return the times between which the next step is expected with a probability of `PROBABILITY`, seconds.
 
-    def _overlap(self, plan: Plan) -> float:
-        """Return the time of a step in the midst of a run as a share of the makespan of a single one.
-
-        Devices that have finished a step begin the next one while others still compute, most where stages wait for
-        latencies. It is computed for links about as observed, since that takes longer than to predict single steps.
+        None if the errors of predictions are unknown, as at the start of a run.
         """
-        single_s = step_times_s(plan, self._scenario, [forecast_paths(plan, self._believed, {})])[0]
-        return contended_step_time_s(plan, self._believed) / float(single_s)
-
-    def interval_s(self, plan: Plan) -> tuple[float, float]:
-        """Return the times between which the next step is expected with a probability of `PROBABILITY`, seconds."""
+        spread = self.bias.spread(plan)
+        if spread is None:
+            return None
         networks = self._networks(plan, self._samples())
-        times_s = self.bias.factor(plan) * self._steps_s(plan, networks)
+        times_s = self.bias.factor(plan) * step_times_s(plan, self._scenario, networks)
         # States of the links, each with the error that predictions have for known ones.
-        found_s = np.outer(times_s, np.exp(self.bias.spread(plan) * _ERRORS)).ravel()
+        found_s = np.outer(times_s, np.exp(spread * _ERRORS)).ravel()
         least_s, most_s = np.quantile(found_s, [(1 - PROBABILITY) / 2, (1 + PROBABILITY) / 2])
         return float(least_s), float(most_s)
 

@@ -1,5 +1,7 @@
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,3 +47,17 @@ def test_a_plan_s_own_steps_outweigh_its_kind() -> None:
         experience.learn(other, 1.0, 1.0)
     assert experience.factor(PLAN) > 1.8
     assert experience.factor(other) < 1.1
+
+
+def test_the_spread_is_that_of_what_the_factor_of_a_plan_leaves() -> None:
+    experience, random = PredictionBias(), np.random.default_rng(7)
+    assert experience.spread(PLAN) is None
+    for value in random.normal(0.5, 0.2, 400):
+        experience.learn(PLAN, math.exp(value), 1.0)
+    assert experience.spread(PLAN) == pytest.approx(0.2, rel=0.2)
+    # Plans whose errors differ, but do not vary.
+    experience, other = PredictionBias(), replace(PLAN, strategy="another")
+    for _ in range(500):
+        experience.learn(PLAN, 1.5, 1.0)
+        experience.learn(other, 1.0, 1.0)
+    assert experience.spread(PLAN) == experience.spread(other) < 0.01
