@@ -83,6 +83,7 @@ def _check_worker(
     for index, replica in enumerate(holds[0].replicas):
         degree = replica.tensor_parallel
         kind = scenario.cluster.by_name[replica.device].kind
+        device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
         activations = states = workspace = 0
         for stage, in_flight in zip(holds, held, strict=True):
             first, end, samples = stage.first_layer, stage.end_layer, stage.most_samples(pipeline.microbatches)[index]
@@ -90,6 +91,14 @@ def _check_worker(
                 scenario.model.at_degree(degree).times(first, end, kind, max(1, samples))
             except InputError as error:
                 raise error.within(where) from None
+            output = samples * largest_output_bytes(scenario, stage)
+            if output > device.memory_bytes:
+                raise InputError(
+                    f"an output of layers {first} to {end - 1} needs {size_text(output)} on device "
+                    f"'{device.name}', which has {size_text(device.memory_bytes)}",
+                    where=where,
+                    valid="smaller microbatches, or smaller outputs in the model",
+                )
             activations += in_flight * samples * saved_activation_bytes(scenario, stage, degree)
             states += state_bytes(scenario, first, end, degree)
             recomputed = samples * recomputed_bytes(scenario, stage, degree)
@@ -98,16 +107,6 @@ def _check_worker(
                 # A lower bound, whichever backwards are split; `check_peaks` knows their order.
                 beside = min(beside, split_workspace_bytes(scenario, stage, samples, degree)[0])
             workspace = max(workspace, recomputed + beside)
-        device = min((scenario.cluster.by_name[name] for name in replica.devices), key=lambda each: each.memory_bytes)
-        for stage in holds:
-            output = stage.most_samples(pipeline.microbatches)[index] * largest_output_bytes(scenario, stage)
-            if output > device.memory_bytes:
-                raise InputError(
-                    f"an output of layers {stage.first_layer} to {stage.end_layer - 1} needs {size_text(output)} on "
-                    f"device '{device.name}', which has {size_text(device.memory_bytes)}",
-                    where=where,
-                    valid="smaller microbatches, or smaller outputs in the model",
-                )
         taken = scenario.effects.memory.framework_bytes + workspace
         needed = states + activations + taken
         if needed > device.memory_bytes:

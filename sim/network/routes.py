@@ -71,11 +71,6 @@ class Route:
         return tuple(link.name for link in self.binding)
 
     @cached_property
-    def latency_s(self) -> float:
-        """Sum of the links' constant latencies, seconds."""
-        return sum(link.latency_s for link in self.path)
-
-    @cached_property
     def jitter_s(self) -> float:
         """Longest delay of a packet by jitter, seconds."""
         return sum(link.jitter_s for link in self.path)

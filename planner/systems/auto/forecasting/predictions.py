@@ -11,10 +11,11 @@ import numpy as np
 
 from planner.adapt.observation import Observation
 from planner.check.paths import between_stages
-from planner.cost.network import Paths, payload_bps
+from planner.cost.network import payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_times_s
+from planner.step.graph import Floats
 from planner.systems.auto.forecasting.forecast import (
     LEAST_BPS,
     LinkForecast,
@@ -122,16 +123,15 @@ class Predictions:
 
     def _at_states_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> float:
         """Return the predicted time of a step, seconds, as the mean over `STATES` states of the links' samples."""
-        return float(
-            (self.bias.factor(plan) * step_times_s(plan, self._scenario, self._networks(plan, samples))).mean()
-        )
+        return float(self._times_s(plan, samples).mean())
 
-    def _networks(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> list[Paths]:
-        """Return the paths between a plan's devices in `STATES` states of the links' samples."""
-        return [
+    def _times_s(self, plan: Plan, samples: Mapping[str, Sequence[LinkSample]]) -> Floats:
+        """Return the predicted time of a step in `STATES` states of the links' samples, seconds, [states]."""
+        networks = [
             forecast_paths(plan, self._believed, {name: _at(each, state) for name, each in samples.items()})
             for state in range(STATES)
         ]
+        return self.bias.factor(plan) * step_times_s(plan, self._scenario, networks)
 
     def interval_s(self, plan: Plan) -> tuple[float, float] | None:
         """Return the times between which the next step is expected with a probability of `PROBABILITY`, seconds.
@@ -141,10 +141,8 @@ class Predictions:
         spread = self.bias.spread(plan)
         if spread is None:
             return None
-        networks = self._networks(plan, self._samples())
-        times_s = self.bias.factor(plan) * step_times_s(plan, self._scenario, networks)
         # States of the links, each with the error that predictions have for known ones.
-        found_s = np.outer(times_s, np.exp(spread * _ERRORS)).ravel()
+        found_s = np.outer(self._times_s(plan, self._samples()), np.exp(spread * _ERRORS)).ravel()
         least_s, most_s = np.quantile(found_s, [(1 - PROBABILITY) / 2, (1 + PROBABILITY) / 2])
         return float(least_s), float(most_s)
 
