@@ -153,5 +153,7 @@ def test_the_readme_s_ten_lines_of_python(tmp_path: Path, monkeypatch: pytest.Mo
     table = eval(lines[-1], names)
     assert isinstance(table, pd.DataFrame)
     assert table.index.tolist() == ["simulated", "paced"]
-    assert table.wan_bytes.nunique() == 1
+    # The policy measures unused links where steps took longer than predicted, as they may on a busy machine.
+    sends = (run.event_frame.query("kind == 'send' and action != 'P'") for run in (names["simulated"], names["real"]))
+    assert len({int(frame.size_bytes.sum()) for frame in sends}) == 1
     assert (tmp_path / "both.html").stat().st_size > 1e6

@@ -128,7 +128,11 @@ class Peer:
         return answer
 
     def _join(self) -> socket.socket:
-        conversation = self._connect()
+        try:
+            conversation = self._connect()
+        except InputError as error:
+            # The address was right when the session began: whoever listened there has ended.
+            raise PeerError(f"{self.address} closed the connection: {error.problem}") from error
         try:
             conversation.send_json({"join": self.token})
             conversation.receive_json()

@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -191,6 +191,15 @@ def test_a_burst_ends_with_its_time(where: Any) -> None:
         assert found.end_s - found.times_s[0] >= 0.2
         # And the session is still good.
         assert peer.burst(BurstRequest(where, 1000, 5.0, 1))[0].size_bytes == 1000
+
+
+def test_a_responder_that_ends_between_two_bursts_has_closed_the_connection() -> None:
+    with ExitStack() as stack:
+        with serving() as address:
+            peer = stack.enter_context(Peer(address))
+            assert len(peer.round_trips_s(1)) == 1
+        with pytest.raises(PeerError, match=f"{address} closed the connection"):
+            peer.burst(BurstRequest("there", 1000, 5.0, 1))
 
 
 def until_told(told: list[str]) -> None:
