@@ -182,7 +182,7 @@ class CheckpointFolder:
 
     @contextmanager
     def held(self) -> Iterator[str]:
-        """Lock the folder against other runs until the block ends.
+        """Lock the folder against other runs until the block ends; an `InputError` in it leaves no trace of the run.
 
         Yields:
             A random mark, also written to the folder, by which `check_held` recognises the folder.
@@ -190,8 +190,10 @@ class CheckpointFolder:
         Raises:
             InputError: Another run holds the lock, or the folder cannot be created.
         """
+        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            is_empty = not any(self.path.iterdir())
             file = (self.path / _LOCK).open("wb")
         except OSError as error:
             raise InputError(
@@ -208,7 +210,12 @@ class CheckpointFolder:
                 ) from None
             mark = token_hex(8)
             write_text_atomically(self.path / _MARK, mark)
-            yield mark
+            try:
+                yield mark
+            except InputError:
+                if is_empty:
+                    _empty(self.path, missing)
+                raise
 
     def check_held(self, mark: str) -> None:
         """Raise `InputError` if the ``mark`` of the launcher's `held` does not appear in this folder in time."""
@@ -249,6 +256,18 @@ class CheckpointFolder:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
         last = next(reversed(headers.values()))
         return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
+
+
+def _empty(folder: Path, made: Iterable[Path]) -> None:
+    """Remove everything in a folder, and then the folders in ``made``, from the innermost on, that are empty."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)
+    with suppress(OSError):
+        for each in made:
+            each.rmdir()
 
 
 def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:

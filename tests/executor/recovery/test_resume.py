@@ -342,3 +342,14 @@ def test_options_that_do_not_go_together(options: list[str], expected: str, tmp_
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert expected in line
+
+
+def test_a_run_that_its_ranks_refuse_leaves_no_folder_for_checkpoints(tmp_path: Path) -> None:
+    (there := tmp_path / "there").mkdir()
+    for folder in (tmp_path / "not" / "yet", there):
+        # Without '--on-this-device' the ranks, not the launcher, say that this machine is no Jetson.
+        done = ropebridge("run", "two-regions", "--strategy=megatron", "--steps", 2, "--checkpoint", folder)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "'--on-this-device'" in done.stderr
+    assert list(tmp_path.iterdir()) == [there]
+    assert not any(there.iterdir())
