@@ -40,7 +40,7 @@ from executor.training.models.loading import check_model
 from planner.files.plan import parse_plan
 from planner.plan.plan import Plan
 from planner.scenario.scenario import WEIGHT_INDEX, Scenario
-from traces.common.atomic import write_text_atomically
+from traces.common.atomic import missing_folders, remove_empty, write_text_atomically
 from traces.common.errors import InputError
 
 _LOCK, _MARK = "lock", "mark"
@@ -190,7 +190,7 @@ class CheckpointFolder:
         Raises:
             InputError: Another run holds the lock, or the folder cannot be created.
         """
-        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        missing = missing_folders(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             is_empty = not any(self.path.iterdir())
@@ -214,7 +214,8 @@ class CheckpointFolder:
                 yield mark
             except InputError:
                 if is_empty:
-                    _empty(self.path, missing)
+                    _clear(self.path)
+                    remove_empty(missing)
                 raise
 
     def check_held(self, mark: str) -> None:
@@ -258,16 +259,13 @@ class CheckpointFolder:
         return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
 
 
-def _empty(folder: Path, made: Iterable[Path]) -> None:
-    """Remove everything in a folder, and then the folders in ``made``, from the innermost on, that are empty."""
+def _clear(folder: Path) -> None:
+    """Remove everything in a folder."""
     for each in folder.iterdir():
         if each.is_dir():
             shutil.rmtree(each, ignore_errors=True)
         else:
             each.unlink(missing_ok=True)
-    with suppress(OSError):
-        for each in made:
-            each.rmdir()
 
 
 def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:

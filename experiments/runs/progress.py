@@ -4,12 +4,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs.console import tell as tell_on_stderr
 from planner.runs.record import Progress, ProgressCallback
+from traces.common.atomic import missing_folders, remove_empty
 from traces.common.errors import InputError
 from traces.common.units import number_text
 
@@ -131,7 +132,7 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
         raise InputError(
             "TensorBoard is not installed", where="--tensorboard", valid="pip install 'ropebridge[live]'"
         ) from None
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = missing_folders(folder)
     before = set(folder.glob("*"))
     try:
         writer = SummaryWriter(str(folder))
@@ -157,9 +158,7 @@ def _tensorboard(folder: Path) -> Iterator[ProgressCallback]:
         # A run that was refused leaves nothing.
         for path in own:
             path.unlink(missing_ok=True)
-        for each in missing if own else ():
-            with suppress(OSError):
-                each.rmdir()
+        remove_empty(missing if own else ())
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from experiments.sweep.folder import check_folder
 from experiments.sweep.points import Point, points_of
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.worker import PointTask, scenario_of
+from traces.common.atomic import missing_folders
 from traces.common.errors import InputError, RunError
 
 
@@ -68,7 +69,7 @@ def carry_out_in(
         RunError: Every point failed.
     """
     check_folder(place, study.sweep)
-    missing = [each for each in (place, *place.parents) if not each.exists()]
+    missing = missing_folders(place)
     made = make_engine(engine, jobs or usable_cores(), place, study.sweep.slurm)
     try:
         result = carry_out_study(study, place, made, showing_sweep, failed_again=failed_again)

@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -122,6 +122,18 @@ def write_private_text(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Return the folders that are missing at a path: the path itself, then those around it, the outermost last."""
+    return [each for each in (path, *path.parents) if not each.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders in their order until one is not empty, or cannot be removed."""
+    with suppress(OSError):
+        for each in folders:
+            each.rmdir()
 
 
 @contextmanager
