@@ -6,8 +6,8 @@ portfolio (`planner.systems.auto.portfolio`) at the forecast rates. It searches 
 no earlier search has used.
 
 A change that moves no layers (other depths, microbatches, orders or another format of messages) costs nothing, and is
-made if it saves `LEAST_GAIN`. A change that moves layers must fulfil two more conditions, which limit the loss by wrong
-predictions:
+made if it saves `LEAST_GAIN` and, if the plan has never run, as much as predictions of such plans were wrong so far. A
+change that moves layers must fulfil two more conditions, which limit the loss by wrong predictions:
 
 - The time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move.
 - The time that it would have saved since the regime began is at least the time of the move.
@@ -232,7 +232,7 @@ class AutoPolicy:
             saved_share = 1 - step_s / own_s
             moving_s = _moving_s(plan, other, observed)
             dwell_s, age_s = self._regime_s(incumbent, other)
-            if saved_share < (self._least_gain_of_move(other) if moving_s > 0 else LEAST_GAIN):
+            if saved_share < self._least_gain(other, moves=moving_s > 0):
                 continue
             if moving_s > 0 and (dwell_s * saved_share < SAFETY * moving_s or age_s * saved_share < moving_s):
                 continue
@@ -244,9 +244,12 @@ class AutoPolicy:
                 best, best_s = other, net_s
         return self._soonest(plan, paying_s, paying_s[best]) if best is not None else None
 
-    def _least_gain_of_move(self, other: Plan) -> float:
-        """Return the share of a step's time that a plan must save if layers move for it."""
-        return LEAST_GAIN_OF_MOVE if self._predictions.bias.has_run(other) else LEAST_GAIN_OF_NEW
+    def _least_gain(self, other: Plan, *, moves: bool) -> float:
+        """Return the share of a step's time that a plan must save, by whether layers move for it."""
+        bias = self._predictions.bias
+        if bias.has_run(other):
+            return LEAST_GAIN_OF_MOVE if moves else LEAST_GAIN
+        return LEAST_GAIN_OF_NEW if moves else max(LEAST_GAIN, bias.error_of_new)
 
     def _regime_s(self, *plans: Plan) -> tuple[float, float]:
         """Return the expected rest of the regime of the links of plans, at most that of the run, and its age."""
@@ -311,7 +314,7 @@ class AutoPolicy:
         hoped_s = {each: self._predictions.optimistic_s(each) for each in self.portfolio.plans(away)}
         # Of other plans the policy would not use one if its links were as good as hoped.
         usable_s = [
-            each_s for each, each_s in hoped_s.items() if each_s <= own_s * (1 - self._least_gain_of_move(each))
+            each_s for each, each_s in hoped_s.items() if each_s <= own_s * (1 - self._least_gain(each, moves=True))
         ]
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or not usable_s:
@@ -344,7 +347,7 @@ class AutoPolicy:
             is_promising = self._probes.can_go_on() and any(
                 self._predictions.is_known(each)
                 and self._can_pay(plan, each)
-                and self._predictions.step_s(each) <= own_s * (1 - self._least_gain_of_move(each))
+                and self._predictions.step_s(each) <= own_s * (1 - self._least_gain(each, moves=True))
                 for each in self.portfolio.plans(away)
             )
             if better is None and is_promising:

@@ -42,6 +42,9 @@ class PredictionBias:
         self._kinds: dict[str, _Mean] = {}
         # Squares of the errors that were left with the factors of their time, by kind of plan.
         self._squares: dict[str, _Mean] = {}
+        # Logarithms of the factors that new plans had before their first step, and squares of the errors of these.
+        self._before: dict[Plan, float] = {}
+        self._squares_of_new = _Mean()
 
     def learn(self, plan: Plan, measured_s: float, predicted_s: float) -> None:
         """Add the measured and the predicted time of one step of a plan, seconds."""
@@ -49,8 +52,13 @@ class PredictionBias:
         if plan in self._plans:
             left = value - math.log(self.factor(plan))
             self._squares.setdefault(_kind(plan), _Mean()).learn(left**2)
-        self._plans.setdefault(plan, _Mean()).learn(value)
+        elif self._plans:
+            self._before[plan] = math.log(self.factor(plan))
+        own = self._plans.setdefault(plan, _Mean())
+        own.learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
+        if own.steps == STEPS_OF_KIND and plan in self._before:
+            self._squares_of_new.learn((own.value - self._before.pop(plan)) ** 2)
 
     def has_run(self, plan: Plan) -> bool:
         """Return whether `learn` was called for this plan."""
@@ -60,6 +68,14 @@ class PredictionBias:
         """Return the factor by which a plan's predicted step time is multiplied; 1 if no plan of its kind has run."""
         own, kind = self._plans.get(plan, _Mean()), self._kinds.get(_kind(plan), _Mean())
         return math.exp((own.steps * own.value + STEPS_OF_KIND * kind.value) / (own.steps + STEPS_OF_KIND))
+
+    @property
+    def error_of_new(self) -> float:
+        """Error of predictions of plans that have never run: root mean square of log(measured / predicted).
+
+        Measured are the first `STEPS_OF_KIND` steps of each plan but the first one; 0 until there are any.
+        """
+        return math.sqrt(self._squares_of_new.value)
 
     def spread(self, plan: Plan) -> float | None:
         """Return the standard deviation of log(measured / predicted) that is left for a plan; None if it is unknown."""

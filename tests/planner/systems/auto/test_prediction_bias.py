@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.systems.auto.forecasting.prediction_error import LEAST_WEIGHT, PredictionBias
+from planner.systems.auto.forecasting.prediction_error import LEAST_WEIGHT, STEPS_OF_KIND, PredictionBias
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
 
 SCENARIO = chain_scenario([1.0, 1.0], [1.0, 1.0])
@@ -61,3 +61,21 @@ def test_the_spread_is_that_of_what_the_factor_of_a_plan_leaves() -> None:
         experience.learn(PLAN, 1.5, 1.0)
         experience.learn(other, 1.0, 1.0)
     assert experience.spread(PLAN) == experience.spread(other) < 0.01
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=8), st.floats(0.5, 2), st.integers(STEPS_OF_KIND, 40))
+def test_the_error_of_new_plans_is_how_far_their_first_steps_were_from_what_other_plans_told(
+    surprises: list[float], ratio: float, steps: int
+) -> None:
+    experience = PredictionBias()
+    for _ in range(100):
+        experience.learn(PLAN, ratio, 1.0)
+    assert experience.error_of_new == 0
+    squares = []
+    for number, surprise in enumerate(surprises):
+        new = replace(PLAN, strategy=f"new {number}")
+        measured_s = surprise * experience.factor(new)
+        for _ in range(steps):
+            experience.learn(new, measured_s, 1.0)
+        squares.append(math.log(surprise) ** 2)
+    assert experience.error_of_new == pytest.approx(math.sqrt(np.mean(squares)), abs=1e-9)
