@@ -303,7 +303,12 @@ def _recording(
             yield config
             return
         attempt = AttemptFolder.create(checkpoints, config.first_sample, plan, config.sees_arrivals(plan))
-        yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))
+        try:
+            yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))
+        except InputError:
+            # A run that its ranks have refused leaves nothing.
+            attempt.drop_unless_begun()
+            raise
 
 
 @contextmanager

@@ -11,6 +11,7 @@ pipeline N from 1 on, and all of them must be complete.
 import fcntl
 import json
 import math
+import os
 import shutil
 import socket
 import time
@@ -182,7 +183,7 @@ class CheckpointFolder:
 
     @contextmanager
     def held(self) -> Iterator[str]:
-        """Lock the folder against other runs until the block ends; an `InputError` in it leaves no trace of the run.
+        """Lock the folder against other runs until the block ends; leave no trace if nothing else is in it then.
 
         Yields:
             A random mark, also written to the folder, by which `check_held` recognises the folder.
@@ -192,31 +193,46 @@ class CheckpointFolder:
         """
         missing = missing_folders(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            is_empty = not any(self.path.iterdir())
-            file = (self.path / _LOCK).open("wb")
-        except OSError as error:
-            raise InputError(
-                f"no checkpoints can be written: {error.strerror}",
-                where=str(self.path),
-                valid="a folder that can be created and written to",
-            ) from error
-        with file:
+            with self._locked():
+                mark = token_hex(8)
+                write_text_atomically(self.path / _MARK, mark)
+                try:
+                    yield mark
+                finally:
+                    with suppress(OSError):
+                        if {each.name for each in self.path.iterdir()} <= {_LOCK, _MARK}:
+                            (self.path / _MARK).unlink(missing_ok=True)
+                            (self.path / _LOCK).unlink()
+        finally:
+            remove_empty(missing)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                self.path.mkdir(parents=True, exist_ok=True)
+                file = (self.path / _LOCK).open("wb")
+            except OSError as error:
                 raise InputError(
-                    "another run writes its checkpoints here", where=str(self.path), valid="choose another folder"
-                ) from None
-            mark = token_hex(8)
-            write_text_atomically(self.path / _MARK, mark)
-            try:
-                yield mark
-            except InputError:
-                if is_empty:
-                    _clear(self.path)
-                    remove_empty(missing)
-                raise
+                    f"no checkpoints can be written: {error.strerror}",
+                    where=str(self.path),
+                    valid="a folder that can be created and written to",
+                ) from error
+            with file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InputError(
+                        "another run writes its checkpoints here", where=str(self.path), valid="choose another folder"
+                    ) from None
+                # A run that ended in the meantime may have removed the file: then its lock keeps nobody out.
+                try:
+                    is_there = os.path.samestat(os.fstat(file.fileno()), (self.path / _LOCK).stat())
+                except FileNotFoundError:
+                    is_there = False
+                if is_there:
+                    yield
+                    return
 
     def check_held(self, mark: str) -> None:
         """Raise `InputError` if the ``mark`` of the launcher's `held` does not appear in this folder in time."""
@@ -257,15 +273,6 @@ class CheckpointFolder:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
         last = next(reversed(headers.values()))
         return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
-
-
-def _clear(folder: Path) -> None:
-    """Remove everything in a folder."""
-    for each in folder.iterdir():
-        if each.is_dir():
-            shutil.rmtree(each, ignore_errors=True)
-        else:
-            each.unlink(missing_ok=True)
 
 
 def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:

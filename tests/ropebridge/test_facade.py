@@ -153,7 +153,9 @@ def test_the_readme_s_ten_lines_of_python(tmp_path: Path, monkeypatch: pytest.Mo
     table = eval(lines[-1], names)
     assert isinstance(table, pd.DataFrame)
     assert table.index.tolist() == ["simulated", "paced"]
-    # The policy measures unused links where steps took longer than predicted, as they may on a busy machine.
-    sends = (run.event_frame.query("kind == 'send' and action != 'P'") for run in (names["simulated"], names["real"]))
-    assert len({int(frame.size_bytes.sum()) for frame in sends}) == 1
+    # Unused links are probed once a second at most, so that a run that takes longer sends more probes.
+    probes = (run.event_frame.query("kind == 'send' and action == 'P'") for run in (names["simulated"], names["real"]))
+    trained_bytes = table.wan_bytes - [int(frame.size_bytes.sum()) for frame in probes]
+    assert trained_bytes.nunique() == 1
+    assert trained_bytes.min() > 1e7
     assert (tmp_path / "both.html").stat().st_size > 1e6

@@ -130,9 +130,9 @@ def missing_folders(path: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders in their order until one is not empty, or cannot be removed."""
-    with suppress(OSError):
-        for each in folders:
+    """Remove those of some folders that are empty when their turn comes."""
+    for each in folders:
+        with suppress(OSError):
             each.rmdir()
 
 

@@ -96,6 +96,10 @@ class Peer:
 
         Returns:
             The arrivals at the receiver; and the buffer or window that limited the sender, bytes, None if the path did.
+
+        Raises:
+            InputError: No connection can be opened, but the responder is there.
+            PeerError: The responder has ended, closed a connection or was silent.
         """
         connections: list[socket.socket] = []
         try:
@@ -131,7 +135,9 @@ class Peer:
         try:
             conversation = self._connect()
         except InputError as error:
-            # The address was right when the session began: whoever listened there has ended.
+            if not isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            # It listened when the session began.
             raise PeerError(f"{self.address} closed the connection: {error.problem}") from error
         try:
             conversation.send_json({"join": self.token})

@@ -25,7 +25,7 @@ from planner.adapt.policy import Decision
 from planner.events.event import Event
 from planner.files.plan import decision_json, plan_json
 from planner.plan.plan import Plan
-from traces.common.atomic import write_text_atomically
+from traces.common.atomic import remove_empty, write_text_atomically
 from traces.common.errors import InputError
 
 
@@ -82,6 +82,12 @@ class AttemptFolder:
             if earlier.name < self.path.name:
                 shutil.rmtree(earlier, ignore_errors=True)
         (self.path / BEGAN).write_text(repr(time.time() - time.monotonic() + origin_s))
+
+    def drop_unless_begun(self) -> None:
+        """Remove the folder, and the one around it if that is empty then, unless the attempt has come to second 0."""
+        if not (self.path / BEGAN).exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+            remove_empty([self.path.parent])
 
     def add_loss(self, step: int, loss: float) -> None:
         """Note the loss of a step; of a step that is done again, the last one counts."""

@@ -6,8 +6,9 @@ portfolio (`planner.systems.auto.portfolio`) at the forecast rates. It searches 
 no earlier search has used.
 
 A change that moves no layers (other depths, microbatches, orders or another format of messages) costs nothing, and is
-made if it saves `LEAST_GAIN` and, if the plan has never run, as much as predictions of such plans were wrong so far. A
-change that moves layers must fulfil two more conditions, which limit the loss by wrong predictions:
+made if it saves `LEAST_GAIN` and, if the plan has never run, as much as such plans were slower than predicted in this
+run, but at most `LEAST_GAIN_OF_NEW`. A change that moves layers must save `LEAST_GAIN_OF_MOVE` or `LEAST_GAIN_OF_NEW`,
+and fulfil two more conditions, which limit the loss by wrong predictions:
 
 - The time that it saves in the expected rest of the regime is at least `SAFETY` times the time of the move.
 - The time that it would have saved since the regime began is at least the time of the move.
@@ -41,7 +42,7 @@ from traces.common.errors import InputError
 REVIEW_EVERY_S = 20.0
 
 # Shares of a step's time that a change must save: if no layers move; if layers move and the new plan has run before;
-# and if layers move and it has not, since its predicted time may be wrong by as much (docs/systems/auto.md).
+# and if layers move and it has not, since its predicted time may be wrong by as much (docs/adaptation.md).
 LEAST_GAIN, LEAST_GAIN_OF_MOVE, LEAST_GAIN_OF_NEW = 0.02, 0.05, 0.10
 
 # Share of a step's time by which the step may get longer if its messages are rounded less. It is below `LEAST_GAIN`, so
@@ -249,7 +250,7 @@ class AutoPolicy:
         bias = self._predictions.bias
         if bias.has_run(other):
             return LEAST_GAIN_OF_MOVE if moves else LEAST_GAIN
-        return LEAST_GAIN_OF_NEW if moves else max(LEAST_GAIN, bias.error_of_new)
+        return LEAST_GAIN_OF_NEW if moves else min(max(LEAST_GAIN, bias.error_of_new), LEAST_GAIN_OF_NEW)
 
     def _regime_s(self, *plans: Plan) -> tuple[float, float]:
         """Return the expected rest of the regime of the links of plans, at most that of the run, and its age."""

@@ -1,10 +1,14 @@
 """Checkpoints as files: what is damaged, half-written, or of somebody else is never taken for the state of a model."""
 
+import fcntl
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from executor.core.job import CHECKPOINTS_KEPT
 from executor.recovery.checkpoint_file import DamagedError, Part, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
 from planner.scenario.scenario import WEIGHT_INDEX
-from traces.common.errors import InputError, RunError
+from traces.common.errors import InputError, RopebridgeError, RunError
 
 MODEL = ("weight [3] by sgd", "weight [2] by sgd", "no parameters by sgd")
 ROWS = {
@@ -182,6 +186,68 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
             other.kill()
     with own.held(), pytest.raises(InputError, match="not the same folder as on the head"):
         own.check_held(mark)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("error", [None, InputError("wrong"), RunError("lost")])
+def test_a_run_that_writes_nothing_leaves_no_trace(is_there: bool, error: Exception | None, tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    if is_there:
+        folder.mkdir(parents=True)
+    with suppress(RopebridgeError), CheckpointFolder(folder).held():
+        if error is not None:
+            raise error
+    assert list(tmp_path.rglob("*")) == ([folder.parent, folder] if is_there else [])
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_was_there_or_is_written_stays(is_used: bool, tmp_path: Path) -> None:
+    if is_used:
+        (tmp_path / "step-00000001").mkdir()
+    with suppress(InputError), CheckpointFolder(tmp_path).held():
+        (tmp_path / "step-00000002").mkdir()
+        raise InputError("wrong")
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {"lock", "mark", "step-00000002", *(["step-00000001"] if is_used else [])}
+
+
+def test_a_lock_on_a_file_that_another_run_has_removed_meanwhile_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flock = CheckpointFolder(tmp_path), fcntl.flock
+    removed: list[Path] = []
+
+    def late_flock(file: IO[bytes], operation: int) -> None:
+        if not removed:
+            removed.append(tmp_path / "lock")
+            removed[0].unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    with folder.held(), pytest.raises(InputError, match="another run writes its checkpoints here"), folder.held():
+        pass
+
+
+def test_of_many_runs_that_leave_no_trace_one_at_a_time_holds_a_folder(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    holders: list[str] = []
+    held = 0
+
+    def hold_often(_: int) -> None:
+        nonlocal held
+        for _ in range(30):
+            with suppress(InputError), folder.held() as mark:
+                holders.append(mark)
+                assert (folder.path / "mark").read_text() == mark
+                assert holders == [mark]
+                holders.remove(mark)
+                held += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(hold_often, range(4)))
+    assert held > 4
+    # The folder stays if the last run found that of another.
+    assert not list(tmp_path.rglob("checkpoints/*"))
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

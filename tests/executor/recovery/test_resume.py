@@ -353,3 +353,36 @@ def test_a_run_that_its_ranks_refuse_leaves_no_folder_for_checkpoints(tmp_path: 
         assert "'--on-this-device'" in done.stderr
     assert list(tmp_path.iterdir()) == [there]
     assert not any(there.iterdir())
+
+
+LATE_MISTAKE = """
+import torch
+class Model:
+    layers = [*(torch.nn.Linear(4, 4) for _ in range(5)), torch.nn.Linear(4, 2)]
+    def loss(self, outputs, targets):
+        loss = (outputs - targets / 100).square()
+        return loss.mean() if targets.max() < 12 * 7 else loss
+    def samples(self, first, count):
+        numbers = torch.arange(first, first + count, dtype=torch.float32)
+        return torch.ones(count, 4), numbers[:, None].expand(count, 2)
+def build():
+    return Model()
+"""
+
+
+@pytest.mark.parametrize("before", [[], ["checkpoints"]], ids=["new", "empty"])
+def test_what_a_run_has_trained_until_wrong_data_stays(before: list[str], tmp_path: Path) -> None:
+    (path := tmp_path / "model.py").write_text(LATE_MISTAKE)
+    folder = tmp_path / "checkpoints"
+    for name in before:
+        (tmp_path / name).mkdir()
+    scenario, plan = chain(ModelCode(path, {}), Optimizer("momentum", learning_rate=0.05))
+    backend = TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY))
+    with pytest.raises(InputError, match="'loss' returns"):
+        backend.run(scenario, plan, None, STEPS)
+    assert resumption(folder, scenario, STEPS, print) == (6, plan)
+    # Again, with an attempt that has done something before.
+    resumed = replace(backend, checkpoints=CheckpointConfig(folder, EVERY, 6))
+    with pytest.raises(InputError, match="'loss' returns"):
+        resumed.run(scenario, plan, None, STEPS)
+    assert resumption(folder, scenario, STEPS, print) == (6, plan)

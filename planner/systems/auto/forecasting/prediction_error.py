@@ -42,7 +42,8 @@ class PredictionBias:
         self._kinds: dict[str, _Mean] = {}
         # Squares of the errors that were left with the factors of their time, by kind of plan.
         self._squares: dict[str, _Mean] = {}
-        # Logarithms of the factors that new plans had before their first step, and squares of the errors of these.
+        # Logarithms of the factors that new plans had before their first step, and squares of how much too low these
+        # were.
         self._before: dict[Plan, float] = {}
         self._squares_of_new = _Mean()
 
@@ -58,7 +59,7 @@ class PredictionBias:
         own.learn(value)
         self._kinds.setdefault(_kind(plan), _Mean()).learn(value)
         if own.steps == STEPS_OF_KIND and plan in self._before:
-            self._squares_of_new.learn((own.value - self._before.pop(plan)) ** 2)
+            self._squares_of_new.learn(max(0.0, own.value - self._before.pop(plan)) ** 2)
 
     def has_run(self, plan: Plan) -> bool:
         """Return whether `learn` was called for this plan."""
@@ -71,11 +72,13 @@ class PredictionBias:
 
     @property
     def error_of_new(self) -> float:
-        """Error of predictions of plans that have never run: root mean square of log(measured / predicted).
+        """Share of a step's time by which plans that had never run were slower than predicted, 0 without any.
 
-        Measured are the first `STEPS_OF_KIND` steps of each plan but the first one; 0 until there are any.
+        The root mean square over the plans of a run but its first one. Of each plan the mean of the first
+        `STEPS_OF_KIND` steps that were learned counts, against predictions for the rates that links had in them with
+        the plan's factor before them; 0 if the plan was faster.
         """
-        return math.sqrt(self._squares_of_new.value)
+        return 1 - math.exp(-math.sqrt(self._squares_of_new.value))
 
     def spread(self, plan: Plan) -> float | None:
         """Return the standard deviation of log(measured / predicted) that is left for a plan; None if it is unknown."""

@@ -15,6 +15,7 @@ from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.step.orders import with_schedule
+from planner.systems.auto.forecasting.prediction_error import PredictionBias
 from planner.systems.auto.forecasting.probing import probing_plan
 from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
@@ -63,6 +64,17 @@ def test_an_order_that_swaying_links_upset_is_given_up() -> None:
     adapted = run(scenario, start, "auto", 400.0)
     assert adapted.decisions[0].plan.order == "dynamic"
     assert per_s(adapted) > 1.02 * per_s(run(scenario, start, "none", 400.0))
+
+
+@pytest.mark.parametrize(("error", "changes"), [(0.0, True), (0.09, False)])
+def test_a_free_change_to_a_new_plan_gains_more_than_such_plans_were_slower_than_predicted(
+    error: float, changes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swaying = [(2.0 * number, NOMINAL_BPS * (1.8 if number % 2 else 0.2)) for number in range(200)]
+    scenario = wide_scenario(*swaying)
+    start = with_schedule(planned(wide_scenario()), wide_scenario(), "compact-zb")
+    monkeypatch.setattr(PredictionBias, "error_of_new", error)
+    assert bool(run(scenario, start, "auto", 200.0).decisions) == changes
 
 
 def test_a_short_fall_is_sat_out() -> None:

@@ -63,19 +63,21 @@ def test_the_spread_is_that_of_what_the_factor_of_a_plan_leaves() -> None:
     assert experience.spread(PLAN) == experience.spread(other) < 0.01
 
 
-@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=8), st.floats(0.5, 2), st.integers(STEPS_OF_KIND, 40))
-def test_the_error_of_new_plans_is_how_far_their_first_steps_were_from_what_other_plans_told(
-    surprises: list[float], ratio: float, steps: int
+@given(st.lists(st.lists(st.floats(0.5, 2), min_size=STEPS_OF_KIND, max_size=12), max_size=8), st.floats(0.5, 2))
+def test_the_error_of_new_plans_is_by_how_much_their_first_steps_were_slower_than_other_plans_told(
+    surprises: list[list[float]], ratio: float
 ) -> None:
     experience = PredictionBias()
     for _ in range(100):
         experience.learn(PLAN, ratio, 1.0)
-    assert experience.error_of_new == 0
-    squares = []
-    for number, surprise in enumerate(surprises):
+    squares = [0.0]
+    for number, steps in enumerate(surprises):
         new = replace(PLAN, strategy=f"new {number}")
-        measured_s = surprise * experience.factor(new)
-        for _ in range(steps):
-            experience.learn(new, measured_s, 1.0)
-        squares.append(math.log(surprise) ** 2)
-    assert experience.error_of_new == pytest.approx(math.sqrt(np.mean(squares)), abs=1e-9)
+        predicted_s = 1 / experience.factor(new)
+        for step, surprise in enumerate(steps):
+            experience.learn(new, surprise, predicted_s)
+            if step < STEPS_OF_KIND - 1:
+                assert experience.error_of_new == pytest.approx(1 - math.exp(-math.sqrt(np.mean(squares))), abs=1e-9)
+        logs = np.log(steps[:STEPS_OF_KIND])
+        squares = [*(squares if number else []), max(0.0, float(logs.mean())) ** 2]
+    assert experience.error_of_new == pytest.approx(1 - math.exp(-math.sqrt(np.mean(squares))), abs=1e-9)
