@@ -20,8 +20,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(COMPILED)
 	$(BIN)/ropebridge demo
 
+# The house rules, tests/house, are part of `make check`.
 test: $(COMPILED)
-	$(BIN)/pytest -n auto --dist loadgroup
+	$(BIN)/pytest -n auto --dist loadgroup --ignore tests/house
 
 # Longer proofs, kept out of `make test`, and every example of each property.
 test-slow: $(COMPILED)

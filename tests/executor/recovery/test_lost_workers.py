@@ -149,11 +149,12 @@ def goes_on_without(rank: int, scenario: Scenario, plan: Plan, tmp_path: Path, m
     return rest.plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "outer", "method"),
     [
         pytest.param(0, STREAM, "diloco-streaming", id="first, streaming"),
-        pytest.param(2, BARRIER, "diloco", id="last", marks=pytest.mark.slow),
+        pytest.param(2, BARRIER, "diloco", id="last"),
     ],
 )
 def test_the_policy_goes_on_without_a_worker_that_is_lost_until_it_is_back(
@@ -246,7 +247,8 @@ def test_a_resumed_run_takes_a_worker_back_that_was_left_out_before(
     assert (whole.plan, len(whole.losses)) == (first.plan, STEPS)
 
 
-@pytest.mark.parametrize("method", ["diloco", pytest.param("diloco-streaming", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["diloco", "diloco-streaming"])
 def test_a_paced_run_and_the_simulator_go_on_without_a_worker_alike(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_price_of_more_than_the_most_and_a_loss_below_the_floor_are_never_reac
     assert dear.steps_to(2.0, MODES[0]).converges
 
 
+@pytest.mark.slow
 def test_the_fit_finds_a_known_law_again() -> None:
     law = fit_law(curves(noise=0.02), "made up")
     for mode in MODES:

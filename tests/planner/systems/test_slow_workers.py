@@ -110,12 +110,13 @@ def test_a_worker_that_is_left_out_does_not_stand_in_for_those_that_are_lost(wor
     assert step_ends_s(again.events)[-1] > gone_s + 100
 
 
-@pytest.mark.parametrize("slow_s", [30.0, 200.0])
+@pytest.mark.parametrize("slow_s", [pytest.param(30.0, marks=pytest.mark.slow), 200.0])
 def test_a_short_failure_leaves_nobody_out(slow_s: float) -> None:
     scenario, plan = one_behind(4, [(40.0, 1.0), (slow_s, 1 / 200), (1e5, 1.0)])
     assert devices(run(scenario, plan, 1500.0)) == [4]
 
 
+@pytest.mark.slow
 def test_a_worker_is_taken_back_and_stays_if_its_links_have_recovered() -> None:
     scenario, plan = one_behind(4, [(40.0, 1.0), (2500.0, 1 / 200), (1e5, 1.0)])
     record = run(scenario, plan, 8000.0)

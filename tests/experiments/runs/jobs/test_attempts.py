@@ -96,6 +96,7 @@ def kill_in_training(launch: Launch, tmp_path: Path) -> None:
     assert is_orphaned(job_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_workers_between_exchanges_go_on_from_their_checkpoint(tmp_path: Path) -> None:
     """Nobody hears of their losses before the end."""
     scenario, _ = training()

@@ -46,6 +46,7 @@ def losses(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_elsewhere_when_server_and_host_are_killed(tmp_path: Path) -> None:
     for name in ("shared", "here", "there", "elsewhere", "again"):
         (tmp_path / name).mkdir()

@@ -97,6 +97,7 @@ def test_a_link_with_far_less_than_its_rate_is_known_without_moving_layers() -> 
     assert not run(scenario, on_one_device(scenario), "auto", 900.0).decisions
 
 
+@pytest.mark.slow
 def test_looking_in_vain_costs_little() -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS / 8))
     start = on_one_device(scenario)
@@ -129,6 +130,7 @@ def test_a_latency_far_above_the_declared_one_is_known_without_moving_layers() -
     assert not run(scenario, on_one_device(scenario), "auto", 900.0).decisions
 
 
+@pytest.mark.slow
 def test_a_probe_that_meets_a_latency_far_above_the_known_one_ends_after_a_step() -> None:
     declared = wide_scenario()
     start = on_one_device(declared)

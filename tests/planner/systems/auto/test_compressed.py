@@ -84,6 +84,7 @@ def test_the_policy_goes_back_when_the_links_recover() -> None:
     assert used[-1] == "none"
 
 
+@pytest.mark.slow
 def test_the_policy_keeps_small_messages_where_slow_times_of_the_links_need_them() -> None:
     fast = with_better_links(TWO, 8)
 

@@ -93,6 +93,7 @@ def test_no_template_is_below_the_bounds(scenario: Scenario, pipelines: int, mic
             assert template.round_trip_s >= alone_s * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=3, phases=GENERATE)
 @given(pool_scenarios(most=12))
 def test_the_plan_is_possible_and_better_than_those_of_the_baselines(scenario: Scenario) -> None:
