@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments.benches.planning.random_clusters import random_cluster, renamed
+from planner.check import check_plan
 from planner.cost.device_speed import jitter_factors
 from planner.events.event import EventKind
 from planner.events.file import EventFile
@@ -71,6 +72,7 @@ def test_names_change_nothing(seed: int, strategy: str, order: str) -> None:
     names = {one.name: another.name for one, another in zip(old, new, strict=True)}
     try:
         plan = replace(make_plan(strategy, scenario), order=order)
+        check_plan(plan, scenario)
     except InputError:
         assume(False)
     runs = [Simulator().run(scenario, plan, None, 2), Simulator().run(other, _with_names(plan, names), None, 2)]

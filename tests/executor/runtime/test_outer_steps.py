@@ -1,7 +1,7 @@
 """DiLoCo and Streaming DiLoCo: against training in one process, and where they must equal other methods."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.recovery.checkpoints import resumption
 from executor.recovery.export import newest_parameters, parameters_by_step
+from planner.adapt import thinking
 from planner.check import check_plan
 from planner.events.event import UPDATE_ACTION, EventKind
 from planner.plan.outer_step import EXCHANGES, OUTER_COMPRESSIONS, PATTERNS, OuterStep
@@ -36,6 +37,14 @@ LAYERS = 4
 TOLERANCE = 1e-6
 
 OPTIMIZERS = (Optimizer("sgd", 0.2), Optimizer("momentum", 0.05), Optimizer("adamw", 0.01))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def patience() -> Iterator[None]:
+    """Real decisions take effect at the steps that are expected, even if the machine is busy for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thinking, "LONGEST_WAIT_S", 60.0)
+        yield
 
 
 def scenario_of(devices: int, optimizer: Optimizer = OPTIMIZERS[0], clip_norm: float | None = None) -> Scenario:
