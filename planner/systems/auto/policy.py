@@ -76,6 +76,8 @@ class AutoPolicy:
         # Interval that was forecast for the next step with the plan of the last one, seconds.
         self._expected_s: tuple[float, float] | None = None
         self._before: Observation | None = None
+        # Whether devices have left since, so that the time until the next step's end holds their absence.
+        self._is_disturbed = False
         self._regret: RegretBudget | None = None
         # The first plan while it cannot go on, as devices are away, or has not gone on since; and how much time it
         # would have saved since they are back, seconds.
@@ -103,6 +105,7 @@ class AutoPolicy:
         if self._before is None:
             self.portfolio.add(plan)
             self._regret = RegretBudget(plan)
+        self._is_disturbed |= bool(observation.gone)
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
             self._probes.give_up()
@@ -129,11 +132,17 @@ class AutoPolicy:
         return self._better(plan, plan, away) or self._less_rounded(plan) or self._probe(plan, away)
 
     def _learn(self, observation: Observation) -> bool:
-        """Add a step to the forecasts and the prediction bias; return whether a new regime of some link begins."""
+        """Add a step to the forecasts and the prediction bias; return whether a new regime of some link begins.
+
+        Nothing is learned of a step that devices have left, since how long it took by itself is not known.
+        """
         # Steps overlap, so the duration of a step is measured from the end of the previous step.
         duration_s = observation.end_s - (self._before.end_s if self._before is not None else 0.0)
         self._elapsed_s += duration_s
         self._duration_s, self._left_s = duration_s, observation.left_s
+        if self._is_disturbed:
+            self._is_disturbed, self._expected_s, self._before = False, None, observation
+            return False
         samples, changed = self._predictions.learn(observation, duration_s)
         if self._before is not None and self._before.plan == observation.plan:
             self._predictions.correct(observation.plan, duration_s, samples)

@@ -208,3 +208,16 @@ def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, r
     adapted = run(scenario, start, "auto", 400.0)
     assert [decision.plan.devices for decision in adapted.decisions] == [start.devices[:1], start.devices]
     assert per_s(adapted) > 0.98 * per_s(run(scenario, start, "none", 400.0))
+
+
+@pytest.mark.parametrize(("leaves_s", "returns_s"), [(10.0, 100.0), (60.0, 100.0)])
+def test_an_absence_that_is_waited_out_does_not_make_the_plan_look_slow(leaves_s: float, returns_s: float) -> None:
+    """One device alone takes 11 % longer for a step; both are away, so that there is nothing else to do than to wait."""
+    scenario = wide_scenario()
+    links = tuple(replace(link, bandwidth_bps=NOMINAL_BPS / 12) for link in scenario.cluster.links)
+    scenario = replace(scenario, cluster=replace(scenario.cluster, links=links))
+    start = planned(scenario)
+    assert step_time_s(start, scenario) < step_time_s(on_one_device(scenario), scenario)
+    assert not run(scenario, start, "auto", 400.0).decisions
+    away = tuple(Absence(device, leaves_s, returns_s) for device in start.devices)
+    assert not run(replace(scenario, faults=away), start, "auto", 400.0).decisions
