@@ -125,6 +125,31 @@ def test_without_a_fixed_grace_an_outer_step_waits_as_long_as_nobody_is_delayed(
         assert outer_steps(record, "device-0")[0].end_s == 9.0
 
 
+def exchanges_behind(share: float, outer: OuterStep) -> list[int]:
+    """How often each of three workers sends pseudo-gradients if the links of worker 1 have a share of their rate."""
+    scenario, plan = apart([1.0] * 3, [0.25, 0.25], 5, replace(outer, fragments=2, pattern="strided", overlap_steps=1))
+    links = tuple(
+        replace(link, bandwidth_bps=share * link.bandwidth_bps) if "device-1" in (link.source, link.target) else link
+        for link in scenario.cluster.links
+    )
+    record = simulated((replace(scenario, cluster=replace(scenario.cluster, links=links)), plan), steps=100)
+    # Nobody waits for a link: only the outer steps under way at the end come later.
+    assert max(begins_s(record, device)[-1] for device in plan.devices) == 99.0
+    return [len(sends(record, device, HUB)) for device in plan.devices]
+
+
+@pytest.mark.parametrize("share", [1 / 8, 1 / 50])
+def test_with_a_quorum_of_one_a_slow_link_makes_only_its_own_worker_exchange_less_often(
+    share: float,
+) -> None:
+    """Nothing else has to change settings where a link changes, as policies do with other methods."""
+    one, everyone = OuterStep(quorum=1, grace_s=None), OuterStep()
+    first, behind, last = exchanges_behind(share, one)
+    assert [first, last] == [exchanges_behind(1.0, one)[place] for place in (0, 2)]
+    assert behind <= 0.5 * last
+    assert max(exchanges_behind(share, everyone)) < 0.6 * last
+
+
 def test_a_worker_sends_nothing_more_before_its_last_is_taken_over() -> None:
     # With a quorum of both, the fast worker's first pseudo-gradient waits for the slow one's at 10.
     record = simulated(apart([1.0, 5.0], [0.25], 2, OuterStep()), steps=9)
