@@ -212,7 +212,7 @@ def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, r
 
 @pytest.mark.parametrize(("leaves_s", "returns_s"), [(10.0, 100.0), (60.0, 100.0)])
 def test_an_absence_that_is_waited_out_does_not_make_the_plan_look_slow(leaves_s: float, returns_s: float) -> None:
-    """One device alone takes 11 % longer for a step; both are away, so that there is nothing else to do than to wait."""
+    """One device alone takes 11 % longer for a step; with both away there is nothing to do but wait."""
     scenario = wide_scenario()
     links = tuple(replace(link, bandwidth_bps=NOMINAL_BPS / 12) for link in scenario.cluster.links)
     scenario = replace(scenario, cluster=replace(scenario.cluster, links=links))
