@@ -261,6 +261,10 @@ class AutoPolicy:
             return LEAST_GAIN_OF_MOVE if moves else LEAST_GAIN
         return LEAST_GAIN_OF_NEW if moves else min(max(LEAST_GAIN, bias.error_of_new), LEAST_GAIN_OF_NEW)
 
+    def _is_worth_a_move(self, other: Plan, step_s: float, own_s: float) -> bool:
+        """Return whether layers would move for a plan with steps of ``step_s``, in place of steps of ``own_s``."""
+        return step_s <= own_s * (1 - self._least_gain(other, moves=True))
+
     def _regime_s(self, *plans: Plan) -> tuple[float, float]:
         """Return the expected rest of the regime of the links of plans, at most that of the run, and its age."""
         dwell_s, age_s = self._predictions.regime_s(*plans)
@@ -323,9 +327,7 @@ class AutoPolicy:
         own_s = self._predictions.step_s(plan)
         hoped_s = {each: self._predictions.optimistic_s(each) for each in self.portfolio.plans(away)}
         # Of other plans the policy would not use one if its links were as good as hoped.
-        usable_s = [
-            each_s for each, each_s in hoped_s.items() if each_s <= own_s * (1 - self._least_gain(each, moves=True))
-        ]
+        usable_s = [each_s for each, each_s in hoped_s.items() if self._is_worth_a_move(each, each_s, own_s)]
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or not usable_s:
             return None
@@ -357,7 +359,7 @@ class AutoPolicy:
             is_promising = self._probes.can_go_on() and any(
                 self._predictions.is_known(each)
                 and self._can_pay(plan, each)
-                and self._predictions.step_s(each) <= own_s * (1 - self._least_gain(each, moves=True))
+                and self._is_worth_a_move(each, self._predictions.step_s(each), own_s)
                 for each in self.portfolio.plans(away)
             )
             if better is None and is_promising:
