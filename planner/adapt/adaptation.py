@@ -65,9 +65,9 @@ class Adaptation:
         if plan.synchronisation.is_decoupled:
             method = plan.synchronisation.method
             raise InputError(
-                f"a policy cannot steer method '{method}' yet: its pipelines finish no step together",
+                f"a policy cannot steer method '{method}': its pipelines finish no step together",
                 where="policy",
-                valid="leave the policy out, or choose another method",
+                valid="leave the policy out, since exchanges follow links by themselves, or choose another method",
             )
         self.measures_unused_links = measures_unused_links(policy)
         self._policy = policy
