@@ -198,6 +198,9 @@ class Coordinator:
                     self._server.send(peer, "store", key=key, value=value)
                 if self._reached is not None:
                     self._bring_up_to_date(peer)
+                if self._processes.is_finished:
+                    # A process that has replaced a lost one at the very end was not there when all were told.
+                    self._server.send(peer, "finished")
             return
         if not self._processes.is_current(peer):
             return

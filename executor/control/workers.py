@@ -8,6 +8,7 @@ The head gives out the samples of the run, step by step, as the simulator does (
 given out and all workers have taken their last step, the syncers take the last outer steps.
 """
 
+import math
 import signal
 import time
 from collections import Counter, defaultdict
@@ -24,7 +25,7 @@ from executor.core.messages import NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
 from planner.plan.decoupled import LEAD_STEPS
 from planner.runs.record import Progress
-from traces.common.errors import RunError
+from traces.common.errors import InputError, RunError
 
 # From the start of all workers to second 0 pass this many times the longest link latency.
 _HEAD_START_LATENCIES = 8
@@ -138,6 +139,15 @@ class WorkersCoordinator(Coordinator):
         for worker in self._workers:
             worker.granted = worker.finished = self._own_steps[worker.ranks[0]]
             self._left -= worker.finished * worker.samples
+        batch, next_samples = self._plan.global_batch, sum(worker.samples for worker in self._workers)
+        if self._left < next_samples:
+            # Only if there are fewer steps than before: workers may be ahead of the checkpoint, but had steps left.
+            most = self._config.steps + math.ceil((next_samples - self._left) / batch)
+            raise InputError(
+                f"in the checkpoint workers have begun their shares of the steps up to {most}",
+                where="--steps",
+                valid=f"give {most} or more",
+            )
         for _ in range(LEAD_STEPS):
             for worker in self._workers:
                 self._grant(worker)
@@ -261,6 +271,10 @@ class WorkersCoordinator(Coordinator):
             if not worker.is_running and not worker.has_trained:
                 if any(map(self._processes.is_gone, worker.ranks)):
                     worker.is_gone = True
+                    if all(each.is_gone for each in self._workers):
+                        raise RunError(
+                            "all workers are lost, and none returns; a run with '--checkpoint' can be resumed"
+                        )
                     self._left += (worker.granted - worker.finished) * worker.samples
                 elif all(map(self._is_new, worker.ranks)):
                     self._begin_worker(worker)

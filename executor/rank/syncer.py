@@ -288,7 +288,13 @@ class Syncer:
         return {layer: self._common.tensors(layer) for layer in self._common.layers}
 
     def _note_mark(self, holder: _Holder, checkpoint: int) -> None:
-        """Note that a device sends nothing more that belongs to a checkpoint; write it after the last one."""
+        """Note that a device sends nothing more that belongs to a checkpoint; write it after the last one.
+
+        Earlier ones that the device has left out are never complete.
+        """
+        for earlier in [number for number in self._snapshots if number < checkpoint]:
+            if holder.name in self._snapshots[earlier].awaited:
+                del self._snapshots[earlier]
         snapshot = self._snapshots.get(checkpoint)
         if snapshot is None:
             return
@@ -305,12 +311,15 @@ class Syncer:
         try:
             config, plan = self._config, self._config.plan
             assert self._model is not None, "paced compute has no checkpoints"
-            folder = CheckpointFolder(Path(config.run.checkpoints)).of_pipeline(len(plan.pipelines))
+            every = CheckpointFolder(Path(config.run.checkpoints))
+            folder = every.of_pipeline(len(plan.pipelines))
             state = model_state(self._model.model.layers, config.scenario.training.optimizer.name)
             parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
             samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
             folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
-            folder.drop_old(config.run.first_step, checkpoint, config.run.checkpoints_kept)
+            slowest = every.slowest(pipelines, checkpoint)
+            folder.drop_old(config.run.first_step, slowest, config.run.checkpoints_kept)
+            folder.drop_passed(slowest, config.run.checkpoints_kept)
         except Exception as error:
             self._give_up(error)
 

@@ -135,13 +135,10 @@ class Checkpointing:
             check_state(layers, buffers, part.step)
         folder.write(self._device, part)
         if 0 in layers and part.share.index == 0:
-            written = min(self._slowest(part.pipelines, part.step), self._rows.first_unheard())
-            folder.drop_old(self._run.first_step, written, self._run.checkpoints_kept)
-
-    def _slowest(self, pipelines: int, step: int) -> int:
-        """Return the step up to which all pipelines with states of their own have written checkpoints."""
-        folders = [self._folder.of_pipeline(each) for each in range(pipelines)] if pipelines > 1 else []
-        return min([step, *(max(folder.steps, default=0) for folder in folders)])
+            slowest, kept = self._folder.slowest(part.pipelines, part.step), self._run.checkpoints_kept
+            folder.drop_old(self._run.first_step, min(slowest, self._rows.first_unheard()), kept)
+            if self._run.decoupled:
+                folder.drop_passed(slowest, kept)
 
 
 def separate_pipelines(plan: Plan) -> int:

@@ -110,6 +110,10 @@ class CheckpointFolder:
         with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             headers = self._headers(step)
+            for path in [path for path, header in headers.items() if not _are_same(part.plan, header.plan)]:
+                # A run that went back after a loss goes on with another plan, by which other devices write.
+                path.unlink()
+                del headers[path]
             files = files_by_layer(headers)
             if files.keys() == set(range(len(model))):
                 text = json.dumps(_index(headers, files), indent=1)
@@ -140,6 +144,19 @@ class CheckpointFolder:
         for step in [step for step in self.steps if step <= written][:-kept]:
             if step != first:
                 self.drop(step)
+
+    def drop_passed(self, written: int, kept: int) -> None:
+        """Remove all but the newest ``kept`` checkpoints after step ``written``, of workers at their own speed.
+
+        One that a worker leaves out, since it is away, is never complete.
+        """
+        for step in [step for step in self.steps if step > written][:-kept]:
+            self.drop(step)
+
+    def slowest(self, pipelines: int, step: int) -> int:
+        """Return the step, at most ``step``, up to which so many pipelines with own states have written checkpoints."""
+        folders = [self.of_pipeline(each) for each in range(pipelines)] if pipelines > 1 else []
+        return min([step, *(max(folder.steps, default=0) for folder in folders)])
 
     def drop(self, step: int) -> None:
         """Remove the checkpoint of a step, which no run may be writing."""
@@ -259,6 +276,8 @@ class CheckpointFolder:
     def _found(self, step: int, model: tuple[str, ...]) -> Checkpoint:
         first, pipelines = self._of_one(step, model)
         others = [self.of_pipeline(each)._of_one(step, model) for each in range(1, pipelines)]
+        if not all(_are_same(other.plan, first.plan) for other, _ in others):
+            raise DamagedError("incomplete: its pipelines have different plans")
         return replace(first, others=tuple(other for other, _ in others))
 
     def _of_one(self, step: int, model: tuple[str, ...]) -> tuple[Checkpoint, int]:
@@ -272,7 +291,14 @@ class CheckpointFolder:
         if not headers or missing:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
         last = next(reversed(headers.values()))
+        if not all(_are_same(header.plan, last.plan) for header in headers.values()):
+            raise DamagedError("incomplete: its files have different plans")
         return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
+
+
+def _are_same(plan: str, other: str) -> bool:
+    """Return whether two texts are of one plan."""
+    return plan == other or parse_plan(plan) == parse_plan(other)
 
 
 def _index(headers: Mapping[Path, Header], files: Mapping[int, Sequence[Path]]) -> dict[str, Any]:
@@ -332,6 +358,7 @@ def resumption(
     layers = check_model(scenario).model.layers
     newest = partial(CheckpointFolder(folder).newest, model_state(layers, scenario.training.optimizer.name), tell)
     found = newest()
+    newest_step = found.step
     if found.step == steps and not is_recorded(steps):
         tell(f"the run has done {steps} steps, but its record lacks some: these are done again")
         found = newest(steps - 1)
@@ -339,7 +366,9 @@ def resumption(
         raise InputError(
             f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
         )
-    _drop_newer(CheckpointFolder(folder).others, found.step)
+    checkpoints = CheckpointFolder(folder)
+    _drop_newer([checkpoints], newest_step)
+    _drop_newer(checkpoints.others, found.step)
     return found.step, parse_plan(found.plan)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.plan.decoupled import LEAD_STEPS
 from planner.plan.plan import Plan
+from traces.common.errors import RunError
 
 
 @dataclass(eq=False, slots=True)
@@ -122,11 +123,17 @@ class WorkerSteps:
         return True
 
     def lose(self, worker: int) -> bool:
-        """Note that a worker never returns, and leave its samples to the others; return False if it had ended."""
+        """Note that a worker never returns, and leave its samples to the others; return False if it had ended.
+
+        Raises:
+            RunError: No other worker is left.
+        """
         lost = self._workers[worker]
         if lost.has_ended:
             return False
         lost.is_gone = True
+        if all(each.is_gone for each in self._workers):
+            raise RunError("all workers are lost, and none returns")
         self._left += (lost.granted - lost.finished) * lost.samples
         self._leave(len(lost.actors))
         return True

@@ -19,6 +19,8 @@ from safetensors import safe_open
 from executor.core.job import CHECKPOINTS_KEPT
 from executor.recovery.checkpoint_file import DamagedError, Part, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
+from planner.files.plan import plan_json
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import WEIGHT_INDEX
 from traces.common.errors import InputError, RopebridgeError, RunError
 
@@ -345,3 +347,47 @@ def test_parts_of_another_plan_do_not_mix(tmp_path: Path) -> None:
     write_group(folder, 5, LAYERS, ["a", "b"])
     found = folder.newest(SHAPES, pytest.fail)
     assert torch.equal(found.tensors(0)["table"], LAYERS[0]["table"])
+
+
+def plan_on(device: str) -> str:
+    return plan_json(
+        Plan("made up", "made up", "hand", "1f1b", (Pipeline((Stage(0, 3, (Replica(device),), 1),), (4,)),))
+    )
+
+
+def test_what_was_written_by_another_plan_is_replaced(tmp_path: Path) -> None:
+    """A run that went back after a loss writes a step again, by another plan, on other devices."""
+    folder = CheckpointFolder(tmp_path)
+    old, new = plan_on("z"), plan_on("x")
+    folder.write("z", Part(8, old, 64, MODEL, {layer: {"weight": row} for layer, row in ROWS.items()}))
+    folder.write("x", Part(8, new, 64, MODEL, {0: {"weight": ROWS[0] + 1}}))
+    assert folder.newest_step() is None
+    folder.write("y", Part(8, new, 64, MODEL, {1: {"weight": ROWS[1] + 1}, 2: {}}))
+    found = folder.newest(MODEL, pytest.fail)
+    assert found.plan == new
+    for layer, row in ROWS.items():
+        assert torch.equal(row_of(found.tensors(layer)), row + 1)
+
+
+def test_pipelines_of_different_plans_are_no_checkpoint(tmp_path: Path) -> None:
+    """The second one has not been written again yet."""
+    folder = CheckpointFolder(tmp_path)
+    state = {layer: {"weight": row} for layer, row in ROWS.items()}
+    for pipeline, plan in enumerate((plan_on("x"), plan_on("z"))):
+        folder.of_pipeline(pipeline).write("x", Part(8, plan, 64, MODEL, state, pipelines=2))
+    assert folder.newest_step() is None
+    folder.of_pipeline(1).write("y", Part(8, plan_on("x"), 64, MODEL, state, pipelines=2))
+    assert folder.newest_step() == 8
+
+
+def test_one_that_another_worker_left_out_goes_but_not_the_last_complete_one(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for step in range(4, 44, 4):
+        for pipeline in range(2) if step <= 12 else (0,):
+            state = {layer: {"weight": row} for layer, row in ROWS.items()}
+            folder.of_pipeline(pipeline).write("x", Part(step, "the plan", step, MODEL, state, pipelines=2))
+        slowest = folder.slowest(2, step)
+        folder.drop_old(0, slowest, 2)
+        folder.drop_passed(slowest, 2)
+    assert folder.steps == [8, 12, 36, 40]
+    assert folder.newest(MODEL, print).step == 12

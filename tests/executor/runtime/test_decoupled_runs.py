@@ -1,5 +1,6 @@
 """Decoupled DiLoCo in real processes: what a run did, done again in one process; struck workers; checkpoints."""
 
+import math
 import os
 import signal
 import tempfile
@@ -24,11 +25,12 @@ from planner.runs.event_totals import worker_steps
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
+from sim.simulator import Simulator
 from tests.executor.runtime.test_decoupled import apart
 from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, TOLERANCE, scenario_of
 from tests.helpers.processes.apart import Apart
 from tests.helpers.processes.blows import await_step, strike
-from traces.common.errors import RunError
+from traces.common.errors import InputError, RunError
 
 
 def again(record: RunRecord) -> Apart:
@@ -223,6 +225,9 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         each.drop(24)
     step, found = resumption(folder, scenario, 30, print)
     assert (step, found) == (18, plan)
+    assert 3 * own_steps[0] + 9 * own_steps[1] > 18 * 12
+    with pytest.raises(InputError, match=r"--steps: .* give 2\d or more"):
+        run(plan, 19, step)
     rest = run(plan, 30, step)
     done = {worker: sorted(own for _, w, own in worker_steps(rest.events) if w == worker) for worker in (0, 1)}
     for worker, own in done.items():
@@ -247,3 +252,39 @@ def steps_of_a_consistent_checkpoint(path: Path, step: int) -> list[int]:
             assert base <= int(common["version"])
             assert sent <= known < max(counted, 1) <= own_steps[worker] + 1
     return own_steps
+
+
+def test_without_any_worker_a_run_ends_with_an_error() -> None:
+    """In both backends; the processes that replace the lost ones late are told as well."""
+    scenario = replace(scenario_of(3), faults=(Absence("device-0", 1.0, math.inf), Absence("device-1", 1.5, math.inf)))
+    plan = apart(scenario, (6, 6), 2, OuterStep(mixing=0.5, quorum=1))
+    for backend in (Simulator(), TorchBackend("paced")):
+        with pytest.raises(RunError, match="all workers are lost, and none returns"):
+            backend.run(scenario, plan, None, 400)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_after_its_last_step_does_not_keep_the_run_from_ending() -> None:
+    """Its process is replaced while the others end; the new one is told, too."""
+    scenario = scenario_of(3)
+    plan = apart(scenario, (4, 8), 2, OuterStep(mixing=0.5, quorum=1))
+    quiet = TorchBackend("paced").run(scenario, plan, None, 45)
+    first_s, last_s = sorted(
+        max(end_s for end_s, own, _ in worker_steps(quiet.events) if own == worker) for worker in (0, 1)
+    )
+    at_s = (first_s + last_s) / 2
+    scenario = replace(scenario, faults=(Absence("device-0", at_s, at_s + 0.3),))
+    record = TorchBackend("paced").run(scenario, plan, None, 45)
+    assert len(list(worker_steps(record.events))) == len(list(worker_steps(quiet.events)))
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_returns_leaves_the_last_checkpoint_with_it(tmp_path: Path) -> None:
+    scenario = replace(scenario_of(3), faults=(Absence("device-1", 2.0, math.inf),))
+    plan = apart(scenario, (6, 6), 2, OuterStep(mixing=0.5, quorum=1))
+    checkpoints = CheckpointConfig(tmp_path / "checkpoints", 4)
+    TorchBackend("real", at_profile_speed=True, checkpoints=checkpoints).run(scenario, plan, None, 80)
+    step, _ = resumption(checkpoints.folder, scenario, 100, print)
+    assert 0 < step < 40
+    folder = CheckpointFolder(checkpoints.folder)
+    assert all(len(each.steps) <= 2 * checkpoints.kept + 1 for each in (folder, *folder.others))
