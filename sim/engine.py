@@ -148,7 +148,7 @@ class StepEngine:
             self._ready.append((step.number, [waiting]))
         elif dynamic is not None:
             dynamic.arrive(number)
-        if step.times.blocking[number] and dynamic is None:
+        if step.times.blocking[number]:
             self._unblock(step, message)
         step.unfinished -= 1
         return step

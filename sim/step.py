@@ -97,7 +97,7 @@ def _times(plan: Plan, scenario: Scenario, network: Network) -> StepTimes:
     pairs = zip(graph.channel_sender.tolist(), graph.channel_receiver.tolist(), strict=True)
     line = np.array([network.number[actors[sender], actors[receiver]] for sender, receiver in pairs], np.int64)
     wire_bits = 8 * compiled.messages.size_bytes / scenario.effects.network.payload_efficiency
-    blocking = blocking_messages(compiled, scenario)
+    blocking = blocking_messages(compiled, plan, scenario)
     return StepTimes(
         compiled.actions.duration_s,
         transmission_s,

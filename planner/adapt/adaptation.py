@@ -199,7 +199,9 @@ class Adaptation:
         running = self.plan_for(step)
         # With a copy: if the policy waits, the step goes on, and is observed again when it is finished.
         observed = deepcopy(self._observer).observe(events, step, running)
-        seen = replace(observed, gone=gone, away=away, first_plan=self._first_plan)
+        trained = self.samples_before(step)
+        noise = self._noise(None, trained)
+        seen = replace(observed, gone=gone, away=away, samples_before=trained, noise=noise, first_plan=self._first_plan)
         # A plan that is already decided for a later step may not contain the devices that left.
         current = self.latest if set(gone) & set(self.latest.devices) else running
         proposed = self._policy.decide(seen, current)

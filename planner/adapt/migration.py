@@ -128,11 +128,18 @@ def _from_nearest(
             holders[shard.layer].append(device)
     for layer, devices in backups.items():
         holders[layer] += devices
+
+    def source_of(target: str, layer: int) -> str:
+        # What a device holds of a layer contains every part of it only if it holds the whole one.
+        degrees = {shard.degree for shard in held.get(target, ()) if shard.layer == layer}
+        known = [each for each in holders.get(layer, ()) if each != target or not degrees or 1 in degrees]
+        return nearest(known, target, layer, scenario)
+
     wanted = [
         (source, target, shard.degree, shard.layer)
         for target, shards in _held(new).items()
         for shard in sorted(shards - held.get(target, frozenset()), key=lambda shard: shard.layer)
-        if (source := nearest(holders.get(shard.layer, ()), target, shard.layer, scenario)) != target
+        if (source := source_of(target, shard.layer)) != target
     ]
     return Migration(joined(wanted, partial(_shards, scenario)))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+from planner.check.types import LARGEST_INTEGER
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.cluster import Cluster
 from planner.scenario.profile import ModelProfile
@@ -119,10 +120,9 @@ def check_microbatches(pipeline: Pipeline, plan: Plan, where: str) -> None:
             valid="give at least one, each with at least one sample",
         )
     depths = [stage.in_flight for stage in pipeline.stages]
-    if min(depths) < 1:
-        raise InputError(
-            f"in-flight depths {depths} are not allowed", where=f"{where}.stages", valid="every depth is at least 1"
-        )
+    if min(depths) < 1 or max(depths) > LARGEST_INTEGER:
+        valid = "every depth is at least 1, and at most 2**53"
+        raise InputError(f"in-flight depths {depths} are not allowed", where=f"{where}.stages", valid=valid)
     reached = [min(depth, len(pipeline.microbatches)) for depth in depths]
     waits = plan.schedule == _WAITS_FOR_ITS_DEPTH and plan.order == "scheduled"
     if waits and any(later > earlier for earlier, later in pairwise(reached)):

@@ -64,8 +64,8 @@ class GradientSync:
 
     @property
     def key(self) -> int:
-        """Number that no other sum of a device has: the first layer, or for tied layers one behind all first layers."""
-        return self.end_layer if self.tied else self.first_layer
+        """Number that no other sum of a device has: a tied layer and a bucket may begin with the same layer."""
+        return 2 * self.first_layer + self.tied
 
     @property
     def messages(self) -> int:

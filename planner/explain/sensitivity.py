@@ -60,7 +60,7 @@ class Sensitivity:
     def sums_share(self) -> float:
         """Return the gain if gradient sums took no time."""
         times = (np.where(self.is_sum, 0.0, each) for each in self._message_times(self.scenario))
-        return self._gain(makespan_s(self.step, self.scenario, self.step.actions.duration_s, *times))
+        return self._gain(makespan_s(self.step, self.plan, self.scenario, self.step.actions.duration_s, *times))
 
     def hiding_plan(self) -> Plan:
         """Return the plan with as many microbatches in flight as hide the round trips, even if memory is too small.
@@ -85,7 +85,7 @@ class Sensitivity:
         """Return the step time if the messages flagged in ``changed`` took as long as in ``better``, seconds."""
         pairs = zip(self._message_times(better), self._message_times(self.scenario), strict=True)
         times = (np.where(changed, other, own) for other, own in pairs)
-        return makespan_s(self.step, self.scenario, self.step.actions.duration_s, *times)
+        return makespan_s(self.step, self.plan, self.scenario, self.step.actions.duration_s, *times)
 
     def _message_times(self, scenario: Scenario) -> tuple[Floats, Floats]:
         return message_times(self.step, nominal_paths(self.plan, scenario))

@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from planner.files.cluster import read_kind_tables
 from planner.files.importers.huggingface import read_config, read_huggingface
 from planner.files.importers.sailor import read_sailor
-from planner.files.parsing import Bytes, Flop, Name, Part, Positive, Seconds, file_entry
+from planner.files.parsing import Bytes, Flop, Name, Number, Part, Positive, Seconds, file_entry
 from planner.scenario.datasheet import DeviceKind
 from planner.scenario.kind_table import DIVISIONS, KindTable, MatrixProduct
 from planner.scenario.profile import (
@@ -200,7 +200,7 @@ class ModelEntry:
     measured_on: dict[str, str] = field(default_factory=dict)
     roofline: tuple[str, ...] = ()
     code: str | None = None
-    arguments: dict[str, int | float | str | bool] = field(default_factory=dict)
+    arguments: dict[str, int | Number | str | bool] = field(default_factory=dict)
 
 
 def read_model(

@@ -98,8 +98,10 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
         details, inner = max(within, key=lambda each: len(each[1]))
     where = document.where((*location, *inner))
     if details["type"] in _UNKNOWN_KEY:
-        name = str(inner[-1])
-        return unknown_name("key", name, keys_at(kind, inner[:-1]), where=where)
+        # A key that YAML takes for a number or for true has another name here, and is not found in the value.
+        name = str(details["loc"][-1])
+        known = inner[:-1] if inner and inner[-1] == name else inner
+        return unknown_name("key", name, keys_at(kind, known), where=where)
     if details["type"] == "input":
         context = details["ctx"]
         return InputError(context["problem"], where=where, valid=context["valid"])

@@ -87,7 +87,7 @@ class DataEntry:
     length: Positive | None = None
     dtype: Annotated[str, WithJsonSchema({"enum": list(TOKEN_TYPES)})] | None = None
     dataset: str | None = None
-    arguments: dict[str, int | float | str | bool] | None = None
+    arguments: dict[str, int | Number | str | bool] | None = None
     huggingface: str | None = None
     inputs: str | None = None
     targets: str | None = None
@@ -299,6 +299,10 @@ def _check_law(law: LawEntry, name: str, where: str) -> None:
     if any(len(each) != count for each in (law.mean, *law.draws)) or list(law.knots) != sorted(set(law.knots)):
         valid = "make the file with 'ropebridge profile convergence'"
         raise InputError(f"in '{name}' the law's parameters do not match its knots, or these do not rise", where, valid)
+    for method in law.methods:
+        find_by_name(method, dict.fromkeys(METHODS), "method", where=f"{name}: methods")
+    for compression in law.compressions:
+        find_by_name(compression, dict.fromkeys(OUTER_COMPRESSIONS), "format", where=f"{name}: compressions")
 
 
 # Planning a step of more would take hours.

@@ -41,11 +41,11 @@ def step_time_s(
     """
     step = compile_step(plan, scenario)
     times = message_times(step, path or nominal_paths(plan, scenario))
-    return makespan_s(step, scenario, slowed_durations_s(step, slowdown or {}), *times)
+    return makespan_s(step, plan, scenario, slowed_durations_s(step, slowdown or {}), *times)
 
 
 def makespan_s(
-    step: CompiledStep, scenario: Scenario, duration_s: Floats, transmission_s: Floats, latency_s: Floats
+    step: CompiledStep, plan: Plan, scenario: Scenario, duration_s: Floats, transmission_s: Floats, latency_s: Floats
 ) -> float:
     """Return the makespan of a step with given durations of actions and messages, seconds.
 
@@ -60,7 +60,7 @@ def makespan_s(
         actor = int(np.flatnonzero(position < step.graph.first_action[1:])[0])
         problem = f"the order of actions deadlocks: device '{step.actors[actor]}' waits for ever"
         raise InputError(problem, valid="put each action after the actions whose results it needs")
-    of_messages = (blocking_messages(step, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
+    of_messages = (blocking_messages(step, plan, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
     return float(longest_path(step.graph, sequence, acting, duration_s, transmission_s, latency_s, *of_messages))
 
 
@@ -74,7 +74,7 @@ def step_times_s(plan: Plan, scenario: Scenario, networks: Sequence[Paths]) -> F
     times = [message_times(step, path) for path in networks]
     transmission_s, latency_s = (np.array(each) for each in zip(*times, strict=True))
     duration_s = np.tile(step.actions.duration_s, (len(networks), 1))
-    of_messages = (blocking_messages(step, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
+    of_messages = (blocking_messages(step, plan, scenario), step.messages.copy_out_s, step.messages.copy_in_s)
     return np.asarray(longest_paths(step.graph, sequence, acting, duration_s, transmission_s, latency_s, *of_messages))
 
 
@@ -124,9 +124,12 @@ def _channel_paths(step: CompiledStep, path: Paths) -> list[ConstantRatePath]:
     return [path(*pair) for pair in _channel_pairs(step)]
 
 
-def blocking_messages(step: CompiledStep, scenario: Scenario) -> Flags:
-    """Return which messages keep sender and receiver from computing (`ComputeEffects.transfers_block`), [messages]."""
-    if not scenario.effects.compute.transfers_block:
+def blocking_messages(step: CompiledStep, plan: Plan, scenario: Scenario) -> Flags:
+    """Return which messages keep sender and receiver from computing (`ComputeEffects.transfers_block`), [messages].
+
+    Devices that choose their actions do others meanwhile.
+    """
+    if not scenario.effects.compute.transfers_block or plan.order == "dynamic":
         return np.zeros(step.graph.messages, np.bool_)
     return np.asarray(step.actions.kind[step.messages.receiver] != SYNC, np.bool_)
 

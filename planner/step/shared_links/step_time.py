@@ -60,7 +60,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
     lines = _lines(step, scenario)
     network = _network(step, scenario, lines, plan.connections)
     if count > 1 or not network.alone.all():
-        flows = _flows(step, scenario, lines, network, *times)
+        flows = _flows(step, plan, scenario, lines, network, *times)
         graph, action, message, number = repeated(step.graph, count)
         choices = choices_of(step, plan, scenario, action, message, number)
         of_steps = Flows(
@@ -68,8 +68,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
             flows.bits[message],
             flows.ceiling_bps[message],
             flows.latency_s[message],
-            # Actors that choose do other things meanwhile.
-            flows.blocking[message] & ~choices.awaited,
+            flows.blocking[message],
             flows.sender[message],
             flows.copy_out_s[message],
             flows.copy_in_s[message],
@@ -79,7 +78,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
             return [float(ended_s[number == each].max()) for each in range(count)] if count > 1 else [float(makespan)]
         assert plan.order != "dynamic", "actors that choose wait for ever"
     # No links are shared, or the order deadlocks, which the error says.
-    return [makespan_s(step, scenario, step.actions.duration_s, *times)] * count
+    return [makespan_s(step, plan, scenario, step.actions.duration_s, *times)] * count
 
 
 # The links of each line, by its sending and receiving device.
@@ -135,7 +134,13 @@ def _network(step: CompiledStep, scenario: Scenario, lines: _Lines, connections:
 
 
 def _flows(
-    step: CompiledStep, scenario: Scenario, lines: _Lines, network: Network, transmission_s: Floats, latency_s: Floats
+    step: CompiledStep,
+    plan: Plan,
+    scenario: Scenario,
+    lines: _Lines,
+    network: Network,
+    transmission_s: Floats,
+    latency_s: Floats,
 ) -> Flows:
     bits = (8.0 * step.messages.size_bytes).astype(np.float64)
     ceiling_bps = np.divide(bits, transmission_s, out=np.full(len(bits), np.inf), where=transmission_s > 0)
@@ -155,7 +160,7 @@ def _flows(
         bits,
         ceiling_bps.astype(np.float64),
         latency_s,
-        blocking_messages(step, scenario),
+        blocking_messages(step, plan, scenario),
         sender,
         step.messages.copy_out_s,
         step.messages.copy_in_s,

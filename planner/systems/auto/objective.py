@@ -5,10 +5,11 @@ The detailed model (`contended_step_time_s`) evaluates every message, as the sim
 equivalent pipelines and adds the gradient sums in closed form.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from planner.cost.network import message_bytes, nominal_path
+from planner.cost.network import nominal_path
 from planner.cost.synchronisation import gradient_syncs, ring_s
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -95,20 +96,13 @@ def is_extrapolated(plan: Plan, scenario: Scenario) -> bool:
 
 
 def traffic_price(plan: Plan, scenario: Scenario) -> float:
-    """Return the price of sending one step's activations and their gradients between stages, US dollars.
-
-    Gradient sums between replicas and pipelines are not counted; they are assumed to be small where traffic is paid.
-    """
-    price = 0.0
-    for pipeline in plan.pipelines:
-        for left, right in zip(pipeline.stages, pipeline.stages[1:], strict=False):
-            sample_bytes = scenario.model.layers[left.end_layer - 1].output_bytes
-            for one, other in ((left, right), (right, left)):
-                pair = one.replicas[0].device, other.replicas[0].device
-                size_bytes = message_bytes(scenario, plan.compression, *pair, pipeline.samples, sample_bytes)
-                links = scenario.cluster.path(*pair)
-                price += size_bytes / 1e9 * sum(link.price_per_gb for link in links)
-    return price
+    """Return the price of what one step sends between stages and in sums of gradients, US dollars."""
+    cluster = scenario.cluster
+    if not any(link.price_per_gb for link in cluster.links):
+        return 0.0
+    sent_bytes = Counter(transferred_bytes(plan, scenario)) + Counter(summed_bytes(plan, scenario))
+    prices = {pair: sum(link.price_per_gb for link in cluster.path(*pair)) for pair in sent_bytes}
+    return sum(size_bytes / 1e9 * prices[pair] for pair, size_bytes in sent_bytes.items())
 
 
 def approximate_step_time_s(plan: Plan, scenario: Scenario) -> float:

@@ -9,6 +9,7 @@ intervals, in which it becomes periodic. At constant rates its steps take as lon
 (tests/planner/systems/test_time_to_loss.py).
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
@@ -61,23 +62,28 @@ class ExchangeTimes:
         Args:
             inner_s: Time of a step of each worker without exchanges, seconds, [workers].
             interval_steps: Steps between two exchanges of a fragment.
-            outer: Fragments and overlap; this is at most the number of steps between two fragments.
+            outer: Fragments and overlap.
         """
         each_s = np.array(inner_s)
         now_s, position = np.zeros(len(each_s)), 0
         departed_s = np.zeros_like(self.latency_s[0])
+        # The steps before which workers wait for a fragment, and when it is there.
+        awaited = deque[tuple[int, Floats]]()
         ends_s = []
         exchanges = fragment_exchanges(interval_steps, outer)
         for number in range(_BEFORE + _TAKEN):
             for fragment, sending_s in enumerate(self.transmission_s):
                 sent = exchanges[fragment].last_step(number) + 1
-                now_s = now_s + (sent - position) * each_s
+                # Before the same step a worker sends first, and then waits.
+                while awaited and awaited[0][0] < sent:
+                    due, there_s = awaited.popleft()
+                    now_s, position = np.maximum(now_s + (due - position) * each_s, there_s), due
+                now_s, position = now_s + (sent - position) * each_s, sent
                 ready_s = now_s
                 for _ in range(self.rounds):
                     departed_s = np.maximum(ready_s[:, None], departed_s) + sending_s
                     ready_s = (departed_s + self.latency_s[fragment]).max(axis=0)
-                now_s = np.maximum(now_s + outer.overlap_steps * each_s, ready_s)
-                position = sent + outer.overlap_steps
+                awaited.append((sent + outer.overlap_steps, ready_s))
             ends_s.append(float(now_s.max()))
         return (ends_s[-1] - ends_s[-1 - _TAKEN]) / (_TAKEN * interval_steps)
 

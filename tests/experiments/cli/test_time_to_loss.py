@@ -52,6 +52,16 @@ def test_a_measured_law_decides_and_is_explained(scenario: Path, tmp_path: Path)
     assert "measured convergence" in plan.strategy
 
 
+@pytest.mark.parametrize(("key", "wrong"), [("compressions", "zip"), ("methods", "dilco")])
+def test_a_law_of_what_does_not_exist_is_refused(scenario: Path, tmp_path: Path, key: str, wrong: str) -> None:
+    law = {**FILE["law"], key: [*FILE["law"][key], wrong]}
+    (tmp_path / "loss.json").write_text(json.dumps({**FILE, "law": law}))
+    refused = ropebridge("plan", scenario, *GOAL, 1.5)
+    assert refused.returncode == 2
+    assert f"loss.json: {key}: unknown" in refused.stderr
+    assert f"'{wrong}'" in refused.stderr
+
+
 def test_without_a_law_the_command_refuses(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(SCENARIO)

@@ -6,6 +6,7 @@ import pytest
 
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.migration import LayerTransfer, Migration
+from planner.adapt.observation import Observation
 from planner.adapt.policy import describe_change
 from planner.plan.actions import Action, Kind
 from planner.plan.plan import Plan, Replica, Synchronisation
@@ -143,3 +144,15 @@ def test_what_a_change_is_called() -> None:
     one, other = (with_orders(plan, [row]) for row in rows)
     assert describe_change(plan, one) == f"schedule {plan.schedule} -> explicit"
     assert describe_change(one, other) == "another order of actions"
+
+
+def test_a_policy_sees_the_samples_before_a_step_that_devices_have_left() -> None:
+    scenario, plan = running()
+    seen = []
+
+    class Watching:
+        def decide(self, observation: Observation, plan: Plan) -> None:
+            seen.append((observation.gone, observation.samples_before))
+
+    Adaptation(Watching(), plan, scenario).lose_devices(5, (), ("device-1",), ("device-1",))
+    assert seen == [(("device-1",), 5 * 4)]

@@ -62,6 +62,20 @@ def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
         migration_between(old, new, scenario(), ["device-0"])
 
 
+def test_a_part_of_a_layer_is_not_the_layer() -> None:
+    """A device of a tensor-parallel group gets the other part, too; one that has the whole layer gets nothing."""
+    made = scenario()
+    made = replace(made, model=replace(made.model, sharded={2: made.model}))
+    whole = placed([LAYERS], [[0]])
+    stage = replace(whole.stages[0], replicas=(Replica("device-0", 1.0, ("device-1",)),))
+    group = replace(whole, pipelines=(replace(whole.pipelines[0], stages=(stage,)),))
+    (move,) = migration_between(group, whole, made).moves
+    assert (move.source, move.target, move.first_layer, move.end_layer) == ("device-1", "device-0", 0, LAYERS)
+    assert {each.target for each in migration_between(whole, group, made).moves} == {"device-1"}
+    with pytest.raises(InputError, match="no device holds layer 0 any more"):
+        migration_between(group, whole, made, ["device-1"])
+
+
 def test_the_time_is_that_of_the_busiest_link_and_the_longest_latency() -> None:
     one, other, far = (LayerTransfer("device-0", f"device-{target}", 0, 1, 10**6) for target in (1, 1, 3))
     assert migration_time_s(Migration(()), scenario()) == 0

@@ -476,6 +476,21 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "training: 3",
         ("training",),
     ),
+    "argument that is no number": (
+        "  name: little",
+        "  name: little\n  arguments: {width: .nan}",
+        ("22: model.arguments.width", "nan is not valid"),
+    ),
+    "key that YAML takes for true": (
+        "  global_batch: 32",
+        "  global_batch: 32\n  on: 3",
+        ("training", "unknown key 'true'", "global_batch"),
+    ),
+    "key that YAML takes for a number": (
+        "      bandwidth: 100 Mbit/s",
+        "      bandwidth: 100 Mbit/s\n      5: 3",
+        ("cluster.links[0]", "unknown key '5'", "between"),
+    ),
     "date for a key": ("  global_batch: 32", "  2026-01-01: 32", ("training", "2026-01-01")),
     "tab for indentation": ("  global_batch: 32", "\tglobal_batch: 32", ("35", "not YAML")),
     "quote that never ends": ("name: two-places", "name: 'two-places", ("not YAML", "check indentation and quotes")),

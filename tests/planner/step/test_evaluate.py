@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 
 from planner.check import check_plan
 from planner.cost.network import ConstantRatePath
+from planner.plan.plan import Plan
 from planner.scenario.effects import ComputeEffects, Effects
+from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s, step_times_s
 from planner.step.orders import with_schedule
+from planner.step.shared_links.step_time import shared_step_time_s
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario, layered_plan, makespan_s, mesh_scenario
 
@@ -28,6 +31,23 @@ def test_many_networks_at_once_are_as_many_alone(networks: list[tuple[float, flo
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "compact-zb", "portfolio", "interleaved-1f1b", "zb-v"])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_every_schedule_takes_in_the_simulator_what_the_evaluator_says(schedule: str, blocks: bool) -> None:
+    scenario, plan = blocking_case(blocks)
+    made = with_schedule(plan, scenario, schedule)
+    check_plan(made, scenario)
+    assert step_time_s(made, scenario) == pytest.approx(makespan_s(Simulator().run(scenario, made, None, 1)), rel=1e-9)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_devices_that_choose_their_actions_are_kept_from_none_by_messages(blocks: bool) -> None:
+    scenario, plan = blocking_case(blocks)
+    made = with_schedule(plan, scenario, "1f1b", "dynamic")
+    simulated_s = makespan_s(Simulator().run(scenario, made, None, 1))
+    assert shared_step_time_s(made, scenario) == pytest.approx(simulated_s, rel=1e-9)
+    assert step_time_s(made, scenario) == pytest.approx(step_time_s(made, blocking_case(False)[0]), rel=1e-9)
+
+
+def blocking_case(blocks: bool) -> tuple[Scenario, Plan]:
+    """Two stages with slow messages, which keep devices from computing if ``blocks``."""
     scenario = mesh_scenario(
         2,
         [1.0] * 4,
@@ -37,7 +57,4 @@ def test_every_schedule_takes_in_the_simulator_what_the_evaluator_says(schedule:
         global_batch=8,
     )
     scenario = replace(scenario, effects=Effects(compute=ComputeEffects(transfers_block=blocks)))
-    plan = layered_plan(scenario, [([(2, 1, 2), (4, 1, 1)], [1] * 8)])
-    made = with_schedule(plan, scenario, schedule)
-    check_plan(made, scenario)
-    assert step_time_s(made, scenario) == pytest.approx(makespan_s(Simulator().run(scenario, made, None, 1)), rel=1e-9)
+    return scenario, layered_plan(scenario, [([(2, 1, 2), (4, 1, 1)], [1] * 8)])

@@ -64,6 +64,9 @@ def workers(scenario: Scenario, how: Synchronisation) -> Plan:
     [
         Synchronisation("diloco", interval_steps=5),
         Synchronisation("diloco-streaming", interval_steps=6, outer=OuterStep(fragments=2, overlap_steps=1)),
+        # Workers send the next fragment, or the next two, before they wait for this one.
+        Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(fragments=4, overlap_steps=2)),
+        Synchronisation("diloco-streaming", interval_steps=8, outer=OuterStep(fragments=4, overlap_steps=5)),
         Synchronisation("diloco", interval_steps=5, outer=OuterStep(compression="int8", exchange="reduce-scatter")),
         Synchronisation(
             "diloco-streaming",

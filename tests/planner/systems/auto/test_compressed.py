@@ -7,6 +7,7 @@ import pytest
 
 from experiments.runs.scenario import choose_scenario
 from planner.plan.plan import Plan
+from planner.runs.metrics import measure
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import Scenario, with_better_links, within_regions
 from planner.systems.auto.candidates.compressed import as_if_compressed, with_compressions
@@ -15,6 +16,7 @@ from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import Portfolio, searched
 from planner.systems.auto.strategy import auto
 from sim.simulator import Simulator
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
 
@@ -66,6 +68,24 @@ def test_smaller_messages_cost_less() -> None:
     dear = replace(SLOW, cluster=Cluster(SLOW.cluster.devices, links))
     rounded = replace(plan, compression="int8")
     assert traffic_price(rounded, dear) == pytest.approx(traffic_price(plan, dear) / 4, rel=1e-3)
+
+
+def test_the_price_of_a_step_is_that_of_all_that_the_simulator_sends() -> None:
+    """Messages between stages and between replicas, and sums of gradients over the paid link."""
+    scenario = mesh_scenario(
+        4,
+        [0.1] * 4,
+        [0.1] * 4,
+        output_bytes=[3000] * 4,
+        parameter_bytes=[50_000] * 4,
+        global_batch=8,
+        link=lambda a, b: (1e6, 0.01),
+    )
+    links = tuple(replace(link, price_per_gb=0.02) for link in scenario.cluster.links)
+    scenario = replace(scenario, cluster=Cluster(scenario.cluster.devices, links))
+    plan = layered_plan(scenario, [([(2, 1, 1), (4, 1, 1)], [2, 2]), ([(2, 1, 1), (4, 1, 1)], [2, 2])])
+    price = traffic_price(plan, scenario)
+    assert measure(Simulator().run(scenario, plan, None, 1)).cost_usd == pytest.approx(price, rel=1e-6)
 
 
 @pytest.mark.slow
