@@ -35,6 +35,7 @@ from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
 from planner.adapt.policy import DECISION_LAG_STEPS, Policy, measures_unused_links
 from planner.check import check_plan
+from planner.check.paths import check_traces_last, outlasted_traces
 from planner.events.event import EventWriter, in_order, read_event_stream
 from planner.plan.plan import Pipeline, Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
@@ -114,6 +115,8 @@ class TorchBackend:
             on_this_device=self.on_this_device,
         )
         supports(plan, scenario, self.compute, emulator)
+        if emulator != "none" and (self.compute == "paced" or self.at_profile_speed):
+            check_traces_last(scenario, plan, steps - (checkpoints.first_step if checkpoints is not None else 0))
         if checkpoints is not None and checkpoints.first_step == steps:
             return self._finished(checkpoints.folder, scenario, plan, emulator)
         if self.hosts is not None:
@@ -177,11 +180,16 @@ class TorchBackend:
                 events = rows_of_ranks([recorded("events", rank) for rank in ranks], config.sees_arrivals(plan))
                 losses = losses_of_ranks([recorded("losses", rank) for rank in ranks])
                 norms = gather_norms(job, len(devices))
+            rows_in_order = tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)]))
+            if emulator != "none":
+                lasted_s = max((event.end_s for event in rows_in_order), default=0.0)
+                for line in outlasted_traces(scenario, plan, lasted_s):
+                    self.tell(line)
             return RunRecord(
                 self.compute,
                 scenario,
                 plan,
-                tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)])),
+                rows_in_order,
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
                 norms,

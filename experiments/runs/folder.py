@@ -138,7 +138,8 @@ def read_record(folder: Path) -> RunRecord:
         # Runs of earlier versions lack this entry.
         interruptions = tuple(Interruption(**each) for each in summary.get("interruptions", ()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the run is damaged: {error}", where=str(folder), valid="run it again") from None
+        text = f"{type(error).__name__}: {error}"
+        raise InputError(f"the run is damaged: {text}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
     plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
     before = int(summary.get("samples_before", 0))

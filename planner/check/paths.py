@@ -110,6 +110,16 @@ def check_traces_last(scenario: Scenario, plan: Plan, steps: int) -> None:
             )
 
 
+def outlasted_traces(scenario: Scenario, plan: Plan, lasted_s: float) -> Iterator[str]:
+    """Yield a line for each link that a plan uses whose trace, with `traces.trace.LinkTrace.ends`, was too short."""
+    for link in used_links(plan, scenario):
+        if link.trace is not None and link.trace.ends and link.trace.duration_s < lasted_s:
+            yield (
+                f"the run lasted {lasted_s:.3f} s, but the trace of link {link.name} ends at "
+                f"{link.trace.duration_s:g} s: from then on the link had its last rate"
+            )
+
+
 def step_at_least_s(scenario: Scenario, plan: Plan) -> float:
     """Return a lower bound on a step's seconds without jitter: the busiest device's compute at its highest speed."""
     compute = scenario.effects.compute

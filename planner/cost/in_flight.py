@@ -63,14 +63,16 @@ def fitting_depths(
     return tuple(fitted)
 
 
-def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] = ()) -> InputError:
+def no_split_fits(scenario: Scenario, strategy: str, devices: Sequence[Device] | None = None) -> InputError:
     """Return the error for a strategy that found no split of the model that fits into memory.
 
     The message names the first layer that fits on no device, and the device with the most memory. If every layer fits
     alone, the message gives the bytes that all layers need together, and the bytes that all devices have. ``devices``
-    are those that the strategy may use, all devices of the scenario if empty.
+    are those that the strategy may use; None for all devices of the scenario.
     """
-    devices = devices or scenario.cluster.devices
+    devices = scenario.cluster.devices if devices is None else devices
+    if not devices:
+        return InputError("no device is left", where=f"strategy '{strategy}'", valid="wait until one returns")
     largest = max(devices, key=lambda device: device.memory_bytes)
     stages = [Stage(index, index + 1, (), in_flight=1) for index in range(len(scenario.model.layers))]
     for stage, layer in zip(stages, scenario.model.layers, strict=True):

@@ -196,9 +196,10 @@ class AsteroidReplay:
         self._scenario = scenario
 
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
-        """Return the repaired plan, or None if the plan uses no lost device; raise `InputError` as `replay`."""
+        """Return the repaired plan, or None if the plan uses no lost device or none is left; raise as `replay`."""
         is_hit = not set(observation.gone).isdisjoint(plan.devices)
-        return self._repaired(plan, observation) if is_hit else None
+        is_any_left = not self._scenario.cluster.by_name.keys() <= {*observation.gone, *observation.away}
+        return self._repaired(plan, observation) if is_hit and is_any_left else None
 
     def _repaired(self, plan: Plan, observation: Observation) -> Plan:
         return replay(plan, self._scenario, observation.gone)

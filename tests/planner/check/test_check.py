@@ -131,7 +131,13 @@ REFUSED: dict[str, tuple[Plan, str, str, str]] = {
         with_stages(FIRST, stage(1, 2, "device-1", 0)),
         "pipelines[0].stages",
         "in-flight depths [2, 0] are not allowed",
-        "every depth is at least 1",
+        "every depth is at least 1, and at most 2**53",
+    ),
+    "more depth than an integer of the machine": (
+        with_stages(FIRST, stage(1, 2, "device-1", 2**64)),
+        "pipelines[0].stages",
+        f"in-flight depths [2, {2**64}] are not allowed",
+        "every depth is at least 1, and at most 2**53",
     ),
     "growing depths": (
         with_stages(FIRST, stage(1, 2, "device-1", 3)),

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.check.paths import check_traces_last, step_at_least_s
+from executor.backend import TorchBackend
+from planner.check.paths import check_traces_last, outlasted_traces, step_at_least_s
 from planner.scenario.effects import ComputeEffects, Effects, Slowdown, Straggler
 from planner.scenario.scenario import Scenario
 from tests.helpers.scenarios.builders import chain_plan, chain_scenario
@@ -60,3 +61,19 @@ def test_a_link_that_nobody_uses_may_end() -> None:
 def test_effects_on_compute_count(compute: ComputeEffects, step_s: float) -> None:
     made = replace(scenario(ENDS), effects=Effects(compute=compute))
     assert step_at_least_s(made, chain_plan(made)) == step_s
+
+
+def test_a_real_run_is_refused_alike_and_says_what_could_not_be_known_before() -> None:
+    made = scenario(ENDS)
+    with pytest.raises(InputError, match="but 4 steps last 24 s or more"):
+        TorchBackend("paced", emulator="shaper").run(made, chain_plan(made), None, 4)
+    short = scenario(replace(ENDS, duration_s=0.5))
+    quick = replace(short, model=scenario_in(1e-2).model)
+    told: list[str] = []
+    TorchBackend("paced", emulator="shaper", tell=told.append).run(quick, chain_plan(quick), None, 8)
+    assert any("ends at 0.5 s: from then on the link had its last rate" in line for line in told)
+    assert not list(outlasted_traces(quick, chain_plan(quick), 0.4))
+
+
+def scenario_in(unit_s: float) -> Scenario:
+    return chain_scenario([unit_s, unit_s], [2 * unit_s, unit_s], trace=ENDS, global_batch=2)

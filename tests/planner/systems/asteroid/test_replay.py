@@ -163,3 +163,13 @@ def test_in_the_simulator_a_departure_costs_detection_migration_and_the_round_ag
     round_s = measure(Simulator().run(scenario, after, None, 1)).step_s
     expected_s = left_s + DETECTION_S + migration_time_s(moves, scenario) + round_s
     assert step_ends_s(record.events)[1] == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("name", ["asteroid-replay", "heavy-rescheduling"])
+def test_without_any_device_all_wait_for_one(name: str) -> None:
+    scenario = mesh_scenario(2, [0.1] * 2, [0.2] * 2, link=lambda a, b: (1e9, 0.001), global_batch=4)
+    plan = make_plan("asteroid", scenario)
+    faults = tuple(Absence(device, 1.0 + number, 5.0) for number, device in enumerate(plan.devices))
+    scenario = replace(scenario, faults=faults)
+    record = Simulator().run(scenario, plan, make_policy(name, scenario), 20)
+    assert measure(record).steps == 20
