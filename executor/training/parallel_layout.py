@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 from executor.training.data.order import DataOrder
 from executor.training.models.loading import LoadedModel, load_model, user_code
 from executor.training.models.trainable import COLUMN, ROW, SUMMED, VOCABULARY, ShardedScores, TensorParallelModel
+from executor.training.split_backward import is_modified
 from executor.training.tensor_parallel import parameter_parts, shard_layer
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Code, Scenario
@@ -125,6 +126,9 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
         if how not in (COLUMN, ROW, VOCABULARY, SUMMED):
             valid = f"'{COLUMN}', '{ROW}', '{VOCABULARY}' or '{SUMMED}'"
             raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=valid)
+        if how != SUMMED and _has_more_than_weights(module):
+            valid = "remove its hooks, 'max_norm', 'scale_grad_by_freq' and 'sparse', which its parts would not have"
+            raise InputError(f"submodule '{name}' cannot be sharded as it is", where=where, valid=valid)
         if how == SUMMED or (how == VOCABULARY and type(module) is nn.Embedding):
             _check_aliases(layer, name, module, where)
             continue
@@ -142,6 +146,14 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
                 valid=f"its {'outputs' if how == COLUMN else 'inputs'}, {width}, must be a multiple of {degree}",
             )
         _check_aliases(layer, name, module, where)
+
+
+def _has_more_than_weights(module: nn.Module) -> bool:
+    if is_modified(module):
+        return True
+    if not isinstance(module, nn.Embedding):
+        return False
+    return module.max_norm is not None or module.scale_grad_by_freq or module.sparse
 
 
 def _check_aliases(layer: nn.Module, name: str, module: nn.Module, where: str) -> None:

@@ -140,7 +140,7 @@ def splittable(module: nn.Module) -> Splittable | None:
 
     Only unmodified linear layers and convolutions have one; the result is None for all other modules.
     """
-    if type(module) not in (nn.Linear, nn.Conv2d) or _is_modified(module):
+    if type(module) not in (nn.Linear, nn.Conv2d) or is_modified(module):
         return None
     # Parametrizations and pruning replace the parameter by a tensor that is computed from other parameters.
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
@@ -153,7 +153,8 @@ def splittable(module: nn.Module) -> Splittable | None:
     return _Linear(weight, bias)
 
 
-def _is_modified(module: nn.Module) -> bool:
+def is_modified(module: nn.Module) -> bool:
+    """Return whether a module has hooks, or a forward of its own."""
     hooks = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return "forward" in vars(module) or any(getattr(module, name) for name in hooks)
 

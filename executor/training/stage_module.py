@@ -78,7 +78,13 @@ class StageModule:
         with autocast(self._precision, self._device):
             if self._recompute:
                 # Inside autocast, so that the recomputation has the same precision.
-                outputs: torch.Tensor = checkpoint(self._run, inputs, loss, use_reentrant=False)
+                outputs: torch.Tensor = checkpoint(
+                    self._run,
+                    inputs,
+                    loss,
+                    use_reentrant=False,
+                    context_fn=lambda: (nullcontext(), _KeptStatistics(self._layers)),
+                )
             else:
                 outputs = self._run(inputs, loss)
         edge = get_gradient_edge(outputs) if outputs.requires_grad else None
@@ -141,3 +147,26 @@ def _checked(layer: nn.Module, outputs: object) -> torch.Tensor:
             valid="a layer returns one tensor in every step",
         )
     return outputs
+
+
+class _KeptStatistics:
+    """Keeps the running statistics of batch norm, which a recomputation would update a second time.
+
+    Autograd may enter it for several parts of a graph, one after the other.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._norms = [each for each in layers.modules() if isinstance(each, nn.modules.batchnorm._NormBase)]
+        self._before: list[tuple[float | None, torch.Tensor | None]] = []
+
+    def __enter__(self) -> None:
+        self._before = [(each.momentum, each.num_batches_tracked) for each in self._norms]
+        for each in self._norms:
+            # Another mode would save other tensors than the forward has saved.
+            each.momentum = 0.0
+            if each.num_batches_tracked is not None:
+                each.num_batches_tracked = each.num_batches_tracked.clone()
+
+    def __exit__(self, *exception: object) -> None:
+        for each, (momentum, tracked) in zip(self._norms, self._before, strict=True):
+            each.momentum, each.num_batches_tracked = momentum, tracked

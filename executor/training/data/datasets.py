@@ -55,7 +55,7 @@ class IndexedSamples:
         return part
 
     def _item(self, position: int, index: int) -> Any:
-        _seed_all(self._seed, position, *([self._first] if self._first else []))
+        seed_all(self._seed, position, *([self._first] if self._first else []))
         with _user_code(self._place, f"item {index} of the data set cannot be read"):
             return self._dataset[index]
 
@@ -108,7 +108,7 @@ class StreamedSamples:
     def _open(self, position: int, state: Any) -> None:
         self._dataset, self._position = self._build(), position
         with _user_code(self._place, "the data set cannot be read"):
-            _seed_all(self._seed, position)
+            seed_all(self._seed, position)
             if state is not None:
                 self._dataset.load_state_dict(state)
             self._iterator = iter(self._dataset)
@@ -119,7 +119,7 @@ class StreamedSamples:
                 self._states.keep(self._position, self._dataset.state_dict())
         assert self._iterator is not None, "it was opened"
         with _user_code(self._place, f"item {self._position} of the data set cannot be read"):
-            _seed_all(self._seed, self._position)
+            seed_all(self._seed, self._position)
             item = next(self._iterator, _END)
         if item is _END:
             item = self._first_of_next_pass()
@@ -139,7 +139,8 @@ class StreamedSamples:
 _END = object()
 
 
-def _seed_all(*entropy: int) -> None:
+def seed_all(*entropy: int) -> None:
+    """Seed the random numbers of Python, NumPy and torch, by any numbers."""
     words = np.random.SeedSequence(entropy).generate_state(4)
     random.seed(int(words[0]))
     np.random.seed(words[1])

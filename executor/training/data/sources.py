@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from executor.training.data.datasets import IndexedSamples, StreamedSamples
+from executor.training.data.datasets import IndexedSamples, StreamedSamples, seed_all
 from executor.training.data.order import EndlessData
 from executor.training.data.tokens import TokenSamples
 from planner.scenario.training import DatasetCode, DataSource, SavedDataset, TokenFiles, TrainingData
@@ -30,7 +30,13 @@ def open_data(named: TrainingData, seed: int) -> EndlessData:
 
 
 def _user_samples(code: DatasetCode, workers: int, seed: int) -> EndlessData:
-    build = load_build(code.path, "dataset", _RESULT, code.arguments)
+    unseeded = load_build(code.path, "dataset", _RESULT, code.arguments)
+
+    def build() -> Any:
+        # In each process that reads the data, and for each pass, alike.
+        seed_all(seed)
+        return unseeded()
+
     dataset = build()
     # Torch's IterableDataset also has '__getitem__', which only raises an error.
     if isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")):

@@ -2,12 +2,14 @@
 
 import math
 import os
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -105,6 +107,8 @@ def load_model(code: Code, seed: int, chosen: Collection[int] | None = None) -> 
     if isinstance(code, HuggingFaceCode):
         return _builder(code, seed)(chosen)
     build = load_build(code.path, "model", f"an object with {MEMBERS}", code.arguments)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     model: TrainableModel = build()
     check_members(model, str(code.source))
@@ -247,9 +251,19 @@ def _with_sizes(
         parameter_bytes = sum(parameter.nbytes for parameter in layer.parameters())
         dtype = outputs.dtype if index == len(model.layers) - 1 else boundary_dtype(precision)
         output = SampleShape(tuple(outputs.shape[1:]), dtype)
-        changes = entering._version > version
+        changes = entering._version > version or _changes_while_training(layer, entering)
         sizes.append(LayerSize(parameter_bytes, output, changes_inputs=changes, tied_bytes=tied.get(index, 0)))
     return LoadedModel(loaded, tuple(sizes), data, 0 if named is None else named.workers)
+
+
+def _changes_while_training(layer: nn.Module, entering: torch.Tensor) -> bool:
+    """Return whether a layer changes its input in place while it trains, as dropout may; False if this is not known."""
+    # Batch norm needs two samples.
+    several = torch.cat([entering.detach(), entering.detach()])
+    version = several._version
+    with suppress(Exception), torch.no_grad():
+        layer.train()(several)
+    return several._version > version
 
 
 def _named_data(named: TrainingData, code: Code, seed: int) -> EndlessData:

@@ -80,14 +80,16 @@ def _layer(module: nn.Module, nodes: Sequence[fx.Node]) -> nn.Module:
 def _compare(module: nn.Module, layers: Sequence[nn.Module], example: torch.Tensor, name: str) -> None:
     if any(parameter.is_meta for parameter in module.parameters()) or example.is_meta:
         return
-    training = module.training
+    chain = nn.Sequential(*layers)
+    # A submodule may be frozen, in another mode than the rest.
+    modes = [(each, each.training) for each in (*module.modules(), *chain.modules())]
     module.eval()
-    chain = nn.Sequential(*layers).eval()
+    chain.eval()
     with torch.no_grad():
         expected: Any = module(example)
         found: Any = chain(example)
-    module.train(training)
-    chain.train(training)
+    for each, mode in modes:
+        each.training = mode
     tensors = isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor)
     if not tensors or expected.shape != found.shape:
         raise InputError(f"the outputs of {name} and of its layers one after the other differ in shape", valid=_ADVICE)

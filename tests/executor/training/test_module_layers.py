@@ -118,3 +118,12 @@ def test_what_is_no_chain_is_refused(module: nn.Module, message: str) -> None:
         layers_of(module, torch.randn(3, 4))
     assert message in str(caught.value)
     assert "write 'layers' by hand" in str(caught.value)
+
+
+def test_a_frozen_submodule_stays_frozen() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    module[1].eval()
+    layers = layers_of(module, torch.zeros(2, 3))
+    assert [each.training for each in module] == [True, False, True]
+    modes = {id(each): each.training for layer in layers for each in layer.modules()}
+    assert not modes[id(module[1])]

@@ -1,14 +1,20 @@
 """Every action that a plan can say, computed for real by all ranks in one process, trains as one process does."""
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from executor.training.models.loading import check_model, load_model
+from executor.training.stage_module import StageModule
 from experiments.benches.execution.equal_training import in_precision
 from planner.plan.actions import parse_action
 from planner.plan.plan import EXPLICIT, Plan
@@ -280,3 +286,69 @@ def test_random_numbers_are_those_of_the_place_in_the_run(own_model: ModelCode) 
     assert_equal(train_on_all_ranks(scenario, plan("zb-h1", (0, 1)), STEPS, seed=1), trained)
     certain = train_in_one_process(replace(scenario, code=own_model), STEPS)
     assert trained.losses != pytest.approx(certain.losses, rel=0.01)
+
+
+CHANCE = """
+import random
+import numpy as np
+import torch
+from torch import nn
+
+class Model:
+    def __init__(self):
+        first = nn.Linear(1, 2)
+        with torch.no_grad():
+            first.weight.copy_(torch.tensor([[random.random()], [np.random.random()]]))
+        self.layers = [first, nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(2, 1)), nn.Linear(1, 1)]
+    def loss(self, outputs, targets):
+        return nn.functional.mse_loss(outputs, targets)
+    def samples(self, first, count):
+        return torch.ones(count, 1), torch.ones(count, 1)
+
+def build():
+    return Model()
+"""
+
+
+def test_weights_drawn_by_any_package_follow_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(CHANCE)
+    drawn = []
+    for chance, seed in ((1, 5), (2, 5), (2, 6)):
+        random.seed(chance)
+        np.random.seed(chance)
+        drawn.append(load_model(ModelCode(path, {}), seed).layers[0].get_parameter("weight").flatten().tolist())
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[1]) & set(drawn[2])
+
+
+@pytest.mark.parametrize("recompute", [(), (0, 1)])
+def test_a_stage_may_begin_with_a_layer_that_changes_its_input_only_while_it_trains(
+    recompute: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(CHANCE)
+    scenario = training_scenario(ModelCode(path, {}), 2)
+    assert [size.changes_inputs for size in check_model(scenario).sizes] == [False, True, False]
+    plan = placed_plan(scenario, "1f1b", [(1, 0), (2, 1)], [[1.0], [1.0]], (6, 6), recompute=recompute)
+    assert len(train_on_all_ranks(scenario, plan, STEPS).losses) == STEPS
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_recomputation_leaves_the_statistics_of_batch_norm_alone(momentum: float | None) -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(4, momentum=momentum)
+        stage = StageModule([nn.Linear(4, 4), norm], torch.device("cpu"), "fp32", copies_inputs=False)
+        stage.start_step(recompute=recompute, splits=False)
+        for microbatch in range(3):
+            rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(microbatch))
+            stage.forward(microbatch, rows, lambda outputs: outputs.square().mean())
+            stage.backward(microbatch, None)
+        found.append(norm)
+    kept, again = found
+    assert int(again.num_batches_tracked) == 3
+    assert torch.equal(kept.running_mean, again.running_mean)
+    assert torch.equal(kept.running_var, again.running_var)
+    assert again.momentum == momentum

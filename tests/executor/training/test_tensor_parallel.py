@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from executor.backend import TorchBackend
-from executor.training.models.loading import check_model, load_with_sizes
-from executor.training.parallel_layout import check_layouts
+from executor.training.models.loading import check_model, load_model, load_with_sizes
+from executor.training.parallel_layout import _check_names, check_layouts
 from executor.training.split_backward import splittable
 from executor.training.tensor_parallel import ShardedModule, parameter_parts, shard_layer
 from executor.validate import check_supported
@@ -331,3 +331,17 @@ def test_shards_are_small_plain_parameters_under_the_names_of_the_whole_layer() 
 def test_the_profile_of_the_example_is_right() -> None:
     scenario = on_one_host(GPT, 2)
     check_layouts(scenario, grouped_plan(scenario, [(6, PAIR)], (12,)), check_model(scenario))
+
+
+@pytest.mark.parametrize("option", ["max_norm=0.5", "scale_grad_by_freq=True", "sparse=True"])
+def test_what_parts_of_a_table_would_not_have_is_refused(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    table = f"self.wide, self.norm, self.narrow = nn.Embedding(10, 6, {option}), nn.LayerNorm(6), nn.Linear(width, 6)"
+    made = MODEL.replace(
+        "self.wide, self.norm, self.narrow = nn.Linear(6, width, bias=False), nn.LayerNorm(6), nn.Linear(width, 6)",
+        table,
+    ).replace("torch.tanh(self.wide(hidden))", "torch.tanh(hidden)")
+    path.write_text(made)
+    layer = load_model(ModelCode(path, {}), 0).layers[1]
+    with pytest.raises(InputError, match="submodule 'wide' cannot be sharded as it is"):
+        _check_names(layer, {"wide": "vocabulary"}, 2, str(path))

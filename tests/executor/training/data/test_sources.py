@@ -1,5 +1,6 @@
 """Samples of the data that a scenario names: the same for every way of asking, and what the files hold."""
 
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.training.data.datasets import IndexedSamples, StreamedSamples
-from executor.training.data.order import NO_TARGET, Samples, permutation
+from executor.training.data.order import NO_TARGET, DataOrder, Samples, permutation
 from executor.training.data.sources import open_data
 from executor.training.data.states import StateFolder
 from executor.training.data.tokens import NextTokens, TokenSamples
@@ -190,3 +191,40 @@ def test_tokens_that_are_their_own_targets_become_the_following_ones() -> None:
     inputs, targets = NextTokens(Tokens()).samples(4, 2)
     assert inputs.tolist() == [[4, 5, 6], [7, 8, 9]]
     assert targets.tolist() == [[5, 6, NO_TARGET], [8, 9, NO_TARGET]]
+
+
+SHUFFLED = """
+import random
+import numpy as np
+import torch
+
+class Pairs(torch.utils.data.{kind}):
+    def __init__(self):
+        self.order = list(range(40))
+        random.shuffle(self.order)
+        self.order = [self.order[place] for place in np.random.permutation(40)]
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return torch.tensor([float(self.order[index])]), self.order[index]
+    def __iter__(self):
+        return (self[index] for index in range(40))
+
+def build():
+    return Pairs()
+"""
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "IterableDataset"])
+def test_a_data_set_that_shuffles_itself_is_the_same_in_every_process_and_pass(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.py"
+    path.write_text(SHUFFLED.format(kind=kind))
+    drawn = []
+    for chance in (1, 2):
+        random.seed(chance)
+        np.random.seed(chance)
+        data = open_data(TrainingData(DatasetCode(path, {})), seed=5)
+        order = DataOrder(data, seed=5)
+        drawn += [order.samples(0, 8)[1].tolist(), order.samples(8, 8)[1].tolist(), order.samples(0, 8)[1].tolist()]
+    assert drawn[0] == drawn[2] == drawn[3] == drawn[5]
+    assert drawn[1] == drawn[4]
