@@ -90,6 +90,15 @@ def migration_between(
     return _between(old, new, scenario, gone, backups)
 
 
+def is_reachable(old: Plan, new: Plan, scenario: Scenario, gone: Collection[str]) -> bool:
+    """Return whether devices that are left, or backups on them, have the state of all layers that ``new`` needs."""
+    try:
+        migration_between(old, new, scenario, gone, backup_holders(old))
+    except InputError:
+        return False
+    return True
+
+
 def _place(move: LayerTransfer) -> tuple[str, int]:
     return move.target, move.first_layer
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -129,7 +129,9 @@ def longest_latency_link(of: Sensitivity) -> Ends | None:
         link
         for pipeline in of.plan.pipelines
         for left, right in pairwise(pipeline.stages)
-        for link in of.scenario.cluster.path(left.replicas[0].device, right.replicas[0].device)
+        for one, other in product(left.replicas, right.replicas)
+        for ends in ((one.device, other.device), (other.device, one.device))
+        for link in of.scenario.cluster.path(*ends)
     ]
     return ends_of(max(links, key=lambda link: link.latency_s)) if links else None
 

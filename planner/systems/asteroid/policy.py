@@ -25,13 +25,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from planner.adapt.migration import Migration, migration_between
+from planner.adapt.migration import Migration, is_reachable, migration_between
 from planner.adapt.observation import Observation
+from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.cost.layers import mean_compute_s
 from planner.cost.stage import replica_times
-from planner.plan.plan import Pipeline, Plan, Replica, Stage
+from planner.plan.plan import EXPLICIT, Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
+from planner.step.orders import with_schedule
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, counted_plan
 from traces.common.errors import InputError
@@ -95,9 +97,12 @@ def replay(
     Raises:
         InputError: A pipeline has lost all of its devices, or the remaining ones have too little memory.
     """
-    return replace(
+    found = replace(
         plan, pipelines=tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
     )
+    # Orders fit the old stages only, and depths were chosen for an order that respects them.
+    fits = found == plan or (plan.schedule != EXPLICIT and is_possible(found, scenario))
+    return found if fits else with_schedule(found, scenario, "1f1b")
 
 
 def _without(
@@ -201,15 +206,17 @@ class AsteroidReplay:
         is_any_left = not self._scenario.cluster.by_name.keys() <= {*observation.gone, *observation.away}
         return self._repaired(plan, observation) if is_hit and is_any_left else None
 
-    def _repaired(self, plan: Plan, observation: Observation) -> Plan:
+    def _repaired(self, plan: Plan, observation: Observation) -> Plan | None:
         return replay(plan, self._scenario, observation.gone)
 
 
 class HeavyRescheduling(AsteroidReplay):
     """The policy ``heavy-rescheduling``; each run needs an object of its own."""
 
-    def _repaired(self, plan: Plan, observation: Observation) -> Plan:
-        return replan(plan, self._scenario, {*observation.gone, *observation.away})
+    def _repaired(self, plan: Plan, observation: Observation) -> Plan | None:
+        lost = {*observation.gone, *observation.away}
+        found = replan(plan, self._scenario, lost)
+        return found if is_reachable(observation.plan, found, self._scenario, lost) else None
 
 
 def replan(plan: Plan, scenario: Scenario, gone: Collection[str]) -> Plan:

@@ -193,5 +193,5 @@ def group_sync_s(
 
 @lru_cache(maxsize=4096)
 def least_rate_bps(scenario: Scenario, senders: tuple[str, ...], receivers: tuple[str, ...]) -> float:
-    """Return the rate of the slowest path from a sender to a different receiver, bits per second."""
-    return min(nominal_path(scenario, a, b).rate_bps for a in senders for b in receivers if a != b)
+    """Return the rate of the slowest path from a sender to a different receiver, bits per second; infinity for none."""
+    return min((nominal_path(scenario, a, b).rate_bps for a in senders for b in receivers if a != b), default=inf)

@@ -34,6 +34,9 @@ MOST_DETAILED = 512
 # the samples are 2 % off in the median if they are extrapolated, and 3.5 % too short in the mean.
 EXTRAPOLATED = 1.01
 
+# A limit is kept if it is missed by rounding only.
+ROUNDED = 1 + 1e-9
+
 # Function from a plan to the time of one step, seconds.
 CostModel = Callable[[Plan], float]
 
@@ -72,9 +75,9 @@ class Objective:
         """
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
         step_price = per_hour * step_s / 3600 + traffic_price(plan, scenario)
-        if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s:
+        if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s * ROUNDED:
             return float("inf")
-        if self.samples_per_s is not None and plan.global_batch < self.samples_per_s * step_s:
+        if self.samples_per_s is not None and plan.global_batch * ROUNDED < self.samples_per_s * step_s:
             return float("inf")
         quantity = step_s if self.name == "throughput" else step_price
         return quantity * EXTRAPOLATED if is_extrapolated(plan, scenario) else quantity

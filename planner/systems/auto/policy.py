@@ -109,7 +109,8 @@ class AutoPolicy:
         away = frozenset({*observation.gone, *observation.away})
         if away.intersection(plan.devices):
             self._probes.give_up()
-            answer = self._without(away, plan)
+            # What is lost is counted from the plan that runs; the latest one may be decided for a later step.
+            answer = self._without(away, observation.plan if observation.gone else plan)
             if answer is not None and self._regret is not None and away.intersection(self._regret.first.devices):
                 self._interrupted = self._interrupted or self._regret.first
                 self._regret.first = answer
@@ -368,13 +369,15 @@ class AutoPolicy:
         return better or incumbent
 
     def _without(self, away: frozenset[str], plan: Plan) -> Plan | None:
-        """Return a plan with nearly the shortest predicted step on the devices that are present; None without one.
+        """Return, of the plans that present devices can reach, one with nearly the shortest step; None without one.
 
         The next decision reviews it with all searches, beside the training.
         """
         self._cover(away, at_once=True)
         self._reviewed_s = -math.inf
-        predicted_s = {each: self._predictions.step_s(each) for each in self.portfolio.plans(away)}
+        observed = self._predictions.observed()
+        reached = (each for each in self.portfolio.plans(away) if _moving_s(plan, each, observed, away) < math.inf)
+        predicted_s = {each: self._predictions.step_s(each) for each in reached}
         return self._soonest(plan, predicted_s, min(predicted_s.values()), away) if predicted_s else None
 
 

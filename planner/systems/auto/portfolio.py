@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 
 from planner.adapt.observation import on_grid
 from planner.check import is_possible
@@ -11,7 +12,7 @@ from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster, Device, Link
 from planner.scenario.effects import Effects
 from planner.scenario.profile import ModelProfile
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import ModelCode, Scenario
 from planner.scenario.training import Training
 from planner.step.orders import with_found_orders
 from planner.systems.auto.candidates.compressed import with_compressions
@@ -119,11 +120,12 @@ def searched(scenario: Scenario, away: frozenset[str] = frozenset()) -> tuple[Pl
     if len(away) == len(devices):
         raise no_split_fits(scenario, "auto", [])
     cluster = Cluster(devices, tuple(replace(link, trace=None) for link in scenario.cluster.links))
-    steady = Scenario(scenario.name, cluster, scenario.model, scenario.training, effects=scenario.effects)
+    parts = (scenario.name, cluster, scenario.model, scenario.training)
+    steady = Scenario(*parts, code=scenario.code, effects=scenario.effects)
     objective = _Counting()
     found = search(steady, objective, without=away)
-    parts = sum(len(each.stages) * len(each.microbatches) for plan in objective.scored for each in plan.pipelines)
-    return found, DEVICE_S * len(devices) * len(objective.scored) + MICROBATCH_S * parts
+    actions = sum(len(each.stages) * len(each.microbatches) for plan in objective.scored for each in plan.pipelines)
+    return found, DEVICE_S * len(devices) * len(objective.scored) + MICROBATCH_S * actions
 
 
 def planned(scenario: Scenario, away: frozenset[str] = frozenset()) -> Plan:
@@ -135,7 +137,10 @@ def searched_once(scenario: Scenario, away: frozenset[str] = frozenset()) -> tup
     """Return the result of `searched`, kept for later calls, since several runs of a bench need the same plan."""
     devices, links = scenario.cluster.devices, scenario.cluster.links
     steady = tuple(replace(link, trace=None) for link in links)
-    return _searched(scenario.name, devices, steady, scenario.model, scenario.training, scenario.effects, away)
+    is_trained = scenario.code is not None
+    return _searched(
+        scenario.name, devices, steady, scenario.model, scenario.training, is_trained, scenario.effects, away
+    )
 
 
 @lru_cache(maxsize=256)
@@ -145,8 +150,10 @@ def _searched(
     links: tuple[Link, ...],
     model: ModelProfile,
     training: Training,
+    is_trained: bool,
     effects: Effects,
     away: frozenset[str],
 ) -> tuple[Plan, float]:
     """Return the result of `searched`, cached by the parts of the scenario that a search uses."""
-    return searched(Scenario(name, Cluster(devices, links), model, training, effects=effects), away)
+    code = ModelCode(Path(), {}) if is_trained else None
+    return searched(Scenario(name, Cluster(devices, links), model, training, code, effects), away)

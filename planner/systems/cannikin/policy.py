@@ -26,9 +26,11 @@ from planner.adapt.observation import Observation
 from planner.cost.in_flight import fitting_depths
 from planner.cost.network import ConstantRatePath, nominal_path
 from planner.plan.microbatches import even_cut
-from planner.plan.plan import Plan
+from planner.plan.plan import EXPLICIT, Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import rate_factor
+from planner.schedules import HOLD_ALL
+from planner.step.orders import with_schedule
 from planner.systems.cannikin.goodput import candidate_batches, choose_batch
 from planner.systems.cannikin.opt_perf import batch_time_s, opt_perf
 from planner.systems.cannikin.speed_learning import NodeTimes, SpeedLearner, SumLearner, samples_per_microbatch
@@ -187,10 +189,13 @@ class CannikinPolicy:
         devices = [replica.device for replica in stage.replicas]
         samples = self._samples(devices, microbatches[0], count, most)
         replicas = tuple(replace(each, share=float(own)) for each, own in zip(stage.replicas, samples, strict=True))
-        divided = replace(stage, replicas=replicas)
+        divided = replace(stage, replicas=replicas, in_flight=1)
         if fitting_depths((1,), (divided,), self._scenario, microbatches) is None:
             return None
-        return replace(plan, pipelines=(replace(pipeline, stages=(divided,), microbatches=microbatches),))
+        found = replace(plan, pipelines=(replace(pipeline, stages=(divided,), microbatches=microbatches),))
+        # Orders fit the old microbatches only, and gpipe would hold all of them.
+        is_kept = plan.schedule != EXPLICIT and plan.schedule not in HOLD_ALL
+        return found if is_kept else with_schedule(found, self._scenario, "1f1b")
 
     def _samples(self, devices: Sequence[str], batch: int, count: int, most: Sequence[int]) -> Sequence[int]:
         speeds = [self._speed(device, count) for device in devices]

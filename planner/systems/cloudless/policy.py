@@ -16,10 +16,13 @@ repeated.
 
 from dataclasses import replace
 
+from planner.adapt.migration import is_reachable
 from planner.adapt.observation import Observation
-from planner.plan.plan import Pipeline, Plan
+from planner.check import is_possible
+from planner.plan.plan import EXPLICIT, Pipeline, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
+from planner.step.orders import with_schedule
 from planner.systems.cloudless.accumulation import AdaptiveAccumulation
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
 from planner.systems.cloudless.strategy import region_offers, regional_plan
@@ -58,7 +61,10 @@ class CloudlessPolicy:
         if senders:
             exchanging = self._accumulation.choose(observation, plan, self._step_s(plan))
             return self._better(exchanging, missing) or (exchanging if exchanging != plan else None)
-        return self._better(plan, missing)
+        found = self._better(plan, missing)
+        if found is None or is_reachable(observation.plan, found, self._scenario, missing):
+            return found
+        return None
 
     def _better(self, plan: Plan, missing: set[str]) -> Plan | None:
         """Return the plan on other devices or with other samples; None if it saves too little."""
@@ -80,13 +86,13 @@ class CloudlessPolicy:
         }
         try:
             offers = region_offers(self._scenario, plan.strategy, slowdown, missing)
+            senders = _senders(plan)
+            if senders and {*offers} != {self._region(sender) for sender in senders}:
+                return self._rebalanced(plan)
+            schedule = schedule_within(offers, (1 + SLACK) * greedy_schedule(offers).run_time_s, senders)
+            return self._as_running(plan, offers, schedule)
         except InputError:
             return None
-        senders = _senders(plan)
-        if senders and {*offers} != {self._region(sender) for sender in senders}:
-            return self._rebalanced(plan)
-        schedule = schedule_within(offers, (1 + SLACK) * greedy_schedule(offers).run_time_s, senders)
-        return self._as_running(plan, offers, schedule)
 
     def _region(self, device: str) -> str:
         return self._scenario.cluster.by_name[device].region
@@ -102,7 +108,10 @@ class CloudlessPolicy:
         if senders := _senders(plan):
             regions = list(offers)
             pipelines = tuple(_led(pipelines[regions.index(self._region(sender))], sender) for sender in senders)
-        return replace(plan, pipelines=pipelines)
+        found = replace(plan, pipelines=pipelines)
+        # Orders fit the old microbatches only, and gpipe needs more memory.
+        fits = plan.schedule != EXPLICIT and is_possible(found, self._scenario)
+        return found if fits else with_schedule(found, self._scenario, "1f1b")
 
     def _step_s(self, plan: Plan) -> float:
         return step_time_s(plan, self._scenario, slowdown=self._slowdown)

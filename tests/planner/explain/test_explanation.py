@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from experiments.runs.scenario import choose_scenario
 from planner.explain.explanation import Explanation, explain
-from planner.explain.loads import link_busy_shares
+from planner.explain.loads import link_busy_shares, longest_latency_link
 from planner.explain.sensitivity import BETTER, sensitivity_of
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.cluster import Cluster, Link
 from planner.scenario.scenario import (
     Scenario,
@@ -235,3 +235,16 @@ def test_the_bytes_of_a_parameter_are_said_with_their_source() -> None:
     assert "6.5 bytes a parameter with its training state (given in the scenario)" in str(explanation)
     memory = [each.pipelines[0].stages[0].memory_bytes for each in (explain(plan, scenario), explanation)]
     assert memory[1] < memory[0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_link_of_any_replica_may_have_the_longest_latency(first: int) -> None:
+    scenario = mesh_scenario(3, [0.1] * 4, [0.2] * 4, regions=["a", "b", "a"], global_batch=16)
+    devices = scenario.cluster.devices
+    links = tuple(Link(one, other, 1e9, 0.05 if one != other else 1e-4) for one in "ab" for other in "ab")
+    scenario = replace(scenario, cluster=Cluster(devices, links))
+    replicas = tuple(Replica(f"device-{number}") for number in (first, 1 - first))
+    stages = (Stage(0, 2, replicas, 1), Stage(2, 4, (Replica("device-2"),), 1))
+    plan = layered_plan(scenario, [([(4, 1, 1)], [2] * 8)])
+    plan = replace(plan, pipelines=(replace(plan.pipelines[0], stages=stages),))
+    assert longest_latency_link(sensitivity_of(plan, scenario)) == frozenset("ab")

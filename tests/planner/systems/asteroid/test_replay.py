@@ -13,6 +13,7 @@ from planner.runs.event_totals import step_ends_s
 from planner.runs.metrics import measure
 from planner.scenario.faults import DETECTION_S, Absence
 from planner.scenario.scenario import Scenario
+from planner.step.orders import plan_orders, with_orders, with_schedule
 from planner.systems.asteroid.policy import full_redistribution, in_proportion, replan, replay, where_they_were
 from planner.systems.registry import make_plan, make_policy
 from sim.simulator import Simulator
@@ -173,3 +174,23 @@ def test_without_any_device_all_wait_for_one(name: str) -> None:
     scenario = replace(scenario, faults=faults)
     record = Simulator().run(scenario, plan, make_policy(name, scenario), 20)
     assert measure(record).steps == 20
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "explicit"])
+@pytest.mark.parametrize("policy", ["asteroid-replay", "cloudless", "heavy-rescheduling"])
+def test_plans_of_other_schedules_are_answered_with_plans_that_can_run(schedule: str, policy: str) -> None:
+    """An explicit order is that of the old stages; gpipe holds all microbatches, for which memory is too small then."""
+    scenario = mesh_scenario(3, [0.1] * 6, [0.2] * 6, global_batch=8, link=lambda a, b: (1e9, 1e-3))
+    plan = layered_plan(
+        scenario, [([(6, 3, 1)] if policy == "cloudless" else [(2, 1, 3), (4, 1, 2), (6, 1, 1)], [1] * 8)]
+    )
+    if schedule == "explicit":
+        rows = plan_orders(plan, scenario)[0]
+        plan = with_orders(plan, [rows.actions(worker) for worker in range(rows.worker_count)])
+    else:
+        plan = with_schedule(plan, scenario, schedule)
+    check_plan(plan, scenario)
+    scenario = replace(scenario, faults=(Absence("device-1", 0.5, 30.0),))
+    record = Simulator().run(scenario, plan, make_policy(policy, scenario), 6)
+    assert measure(record).steps == 6
+    assert record.decisions

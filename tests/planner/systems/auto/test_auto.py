@@ -1,6 +1,7 @@
 """`auto` on few devices: held against every plan there is, against the other strategies, and against itself."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -14,6 +15,7 @@ from planner.step.shared_links.step_time import steady_step_time_s
 from planner.systems.auto.objective import Objective
 from planner.systems.auto.strategy import auto, plan_for
 from planner.systems.registry import STRATEGIES
+from tests.helpers.scenarios.builders import layered_plan
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 from tests.helpers.strategies.exhaustive import best_plan
 from traces.common.errors import InputError
@@ -203,3 +205,12 @@ def test_an_unknown_objective_is_refused() -> None:
         Objective("joy")
     with pytest.raises(InputError, match="budget_per_hour is 0"):
         Objective(budget_per_hour=0.0)
+
+
+@given(st.floats(1e-3, 1e3))
+def test_a_budget_of_exactly_the_price_is_kept(step_s: float) -> None:
+    """Three devices for 0.1 each cost 0.30000000000000004."""
+    scenario = priced(unlike_scenario(7, (3, 3), (4, 4), 12), 0.1, 0.1, 0.1)
+    plan = layered_plan(scenario, [([(4, 3, 1)], [12])])
+    assert Objective(budget_per_hour=0.3).score(plan, step_s, scenario) < inf
+    assert Objective(budget_per_hour=0.299).score(plan, step_s, scenario) == inf

@@ -21,7 +21,7 @@ from planner.systems.auto.policy import AutoPolicy
 from planner.systems.auto.portfolio import planned
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
-from tests.helpers.scenarios.builders import mesh_scenario
+from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 from tests.helpers.scenarios.wide import LAYERS, NOMINAL_BPS, on_one_device, wide_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
@@ -221,3 +221,13 @@ def test_an_absence_that_is_waited_out_does_not_make_the_plan_look_slow(leaves_s
     assert not run(scenario, start, "auto", 400.0).decisions
     away = tuple(Absence(device, leaves_s, returns_s) for device in start.devices)
     assert not run(replace(scenario, faults=away), start, "auto", 400.0).decisions
+
+
+@pytest.mark.parametrize("policy", ["auto", "cloudless", "heavy-rescheduling"])
+def test_what_only_an_absent_device_holds_is_waited_for(policy: str) -> None:
+    """The other device could train the model, but nobody has its layers until the first one is back."""
+    scenario = mesh_scenario(2, [0.1] * 4, [0.2] * 4, link=lambda a, b: (1e9, 0.001), global_batch=4)
+    scenario = replace(scenario, faults=(Absence("device-0", 2.0, 5.0),))
+    plan = layered_plan(scenario, [([(4, 1, 1)], [2, 2])])
+    assert plan.devices == ("device-0",)
+    assert measure(Simulator().run(scenario, plan, make_policy(policy, scenario), 6)).steps == 6

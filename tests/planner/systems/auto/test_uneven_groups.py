@@ -10,6 +10,7 @@ from executor.validate import check_groups
 from planner.cost.synchronisation import uneven_sum
 from planner.files.plan import read_plan
 from planner.files.scenario import read_scenario
+from planner.systems.auto.portfolio import Searched, searched, searched_once
 from planner.systems.auto.strategy import auto
 from tests.helpers.processes.command import ropebridge
 from traces.common.errors import InputError
@@ -49,3 +50,11 @@ def test_tied_ends_are_in_groups_of_equal_sizes(tmp_path: Path) -> None:
         check_groups(untrained, scenario)
     assert ropebridge("plan", path, "--strategy", "auto", "-o", target).returncode == 0
     check_groups(read_plan(target), scenario)
+
+
+@pytest.mark.parametrize("search", [searched, searched_once])
+def test_the_searches_of_the_policy_know_that_the_model_is_trained(search: Searched, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "scenario.yaml").write_text(json.dumps(SCENARIO))
+    scenario = read_scenario(tmp_path / "scenario.yaml")
+    check_groups(search(scenario, frozenset())[0], scenario)
