@@ -95,7 +95,13 @@ def deploy(
             advice += ", or give '--submit' and another folder, after which 'ropebridge status' knows the job"
         return "\n".join([*lines, advice])
     assert target.submit is not None
-    return "\n".join([target.submit(deployment, output), f"next: ropebridge status {output}"])
+    try:
+        submitted = target.submit(deployment, output)
+    except InputError:
+        # A program or a secret is missing, and nothing has been submitted: the corrected command takes the same folder.
+        shutil.rmtree(output, ignore_errors=True)
+        raise
+    return "\n".join([submitted, f"next: ropebridge status {output}"])
 
 
 def _rank_devices(scenario: Scenario, plan: Plan, run: HostedRun) -> tuple[str, ...]:

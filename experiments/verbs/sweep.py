@@ -68,6 +68,8 @@ def carry_out_in(
         InputError: The folder holds anything but this study.
         RunError: Every point failed.
     """
+    if jobs is not None and not (type(jobs) is int and jobs >= 1):
+        raise InputError(f"{jobs!r} is not allowed", where="jobs", valid="give a whole number, 1 or more")
     check_folder(place, study.sweep)
     missing = missing_folders(place)
     made = make_engine(engine, jobs or usable_cores(), place, study.sweep.slurm)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from executor.core.tls import context
 from traces.common.errors import InputError
@@ -45,7 +46,7 @@ def find_access(server: str | None, token_file: Path | None, environment: Mappin
         InputError: There is no token, or the server's address is no URL.
     """
     url = (server or environment.get(SERVER_VARIABLE) or DEFAULT_SERVER).rstrip("/")
-    if not url.startswith("https://") or "@" in url or len(url.split("/")) != 3:
+    if not _is_address(url):
         raise InputError(f"'{url}' is no address of a server", "--server", f"write it as {DEFAULT_SERVER}")
     token = environment.get(TOKEN_VARIABLE) if token_file is None else None
     named = token_file or environment.get(TOKEN_FILE_VARIABLE)
@@ -56,6 +57,22 @@ def find_access(server: str | None, token_file: Path | None, environment: Mappin
             valid=f"name the file 'token' in the server's folder, or set {TOKEN_VARIABLE}",
         )
     return Access(url, check_token(token, TOKEN_VARIABLE) if token else read_token(Path(named or "")))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_place = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        return False
+    has_more = parts.path or parts.query or parts.fragment or not url.isprintable() or " " in url
+    return parts.scheme == "https" and is_place and not has_more
+
+
+def check_given_token(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `InputError` if the token is wrong that `make_token` would return and not make."""
+    if environment.get(TOKEN_VARIABLE) or (folder / _TOKEN_FILE).exists():
+        make_token(folder, environment)
 
 
 def make_token(folder: Path, environment: Mapping[str, str] = os.environ) -> str:

@@ -297,11 +297,20 @@ class JobHost:
 
 
 def _numbered_gpus(devices: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return the numbers of a host's GPUs by kind, in the order in which the kinds are offered."""
+    """Return the numbers of a host's GPUs by kind, in the order in which the kinds are offered.
+
+    Raises:
+        InputError: More GPUs are offered than `_VISIBLE` names, so that jobs would share them.
+    """
     visible = os.environ.get(_VISIBLE)
-    numbers = iter(visible.split(",") if visible else map(str, count()))
-    kinds = (kind for kind in devices if kind in DATASHEET and is_gpu(kind))
-    return {kind: list(islice(numbers, devices[kind])) for kind in kinds}
+    numbers = iter(map(str, count()) if visible is None else filter(None, visible.split(",")))
+    kinds = [kind for kind in devices if kind in DATASHEET and is_gpu(kind)]
+    found = {kind: list(islice(numbers, devices[kind])) for kind in kinds}
+    if any(len(found[kind]) < devices[kind] for kind in kinds):
+        offered = sum(devices[kind] for kind in kinds)
+        valid = f"offer fewer, or let {_VISIBLE}, which is '{visible}', name as many"
+        raise InputError(f"{offered} GPUs are offered", where="--device", valid=valid)
+    return found
 
 
 def run_host(client: Client, name: str, devices: Mapping[str, int], shared: Path, tell: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 import io
 import re
 import zipfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def unpack(content: bytes, folder: Path) -> None:
                 path.parent.mkdir(exist_ok=True)
                 # zipfile stops at the declared size, so that a false one cannot fill the disk.
                 path.write_bytes(packed.read(entry))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise _no_job(str(error)) from None
     if missing := [name for name in DOCUMENTS if not (folder / name).is_file()]:
         raise _no_job(f"it lacks {', '.join(missing)}")

@@ -37,7 +37,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from experiments.runs.jobs.access import is_allowed, listen_at, make_token, tls_of
+from experiments.runs.jobs.access import check_given_token, is_allowed, listen_at, make_token, tls_of
 from experiments.runs.jobs.messages import BODY_BYTES, LOG_PIECE_BYTES, NAME, Assignments, AttemptEnd, Heartbeat, parse
 from experiments.runs.jobs.packing import check_submission
 from experiments.runs.jobs.store import ConflictError, Store, UnknownJobError
@@ -216,7 +216,8 @@ def serve(folder: Path, host: str, port: int, lease_s: float, tell: Callable[[st
     Raises:
         InputError: The folder or the address cannot be used.
     """
-    # First the address, so that no folder is made where it cannot be used.
+    # First the address and the token, so that no folder is made where one of them cannot be used.
+    check_given_token(folder)
     with listen_at(host, port) as listening, closing(Store(folder, lease_s, time.time())) as store:
         token = make_token(folder)
         address, bound = listening.getsockname()[:2]

@@ -7,6 +7,7 @@ second time they change nothing.
 
 import fcntl
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 from experiments.runs.jobs.messages import LOG_BYTES, Assignment, AttemptEnd, Heartbeat
 from experiments.runs.jobs.placement import Devices, choose_jobs, fits
-from experiments.runs.jobs.states import ENDED, ON_HOST, JobState, State, end, lose, place, stop
+from experiments.runs.jobs.states import ENDED, ON_HOST, JobState, Outcome, State, end, lose, place, stop
 from traces.common.errors import InputError
 
 _FILE, _LOCK = "jobs.sqlite", "lock"
@@ -96,6 +97,8 @@ class Store:
         except BlockingIOError:
             self._lock.close()
             raise InputError("another server uses this folder", str(folder), "end it, or choose another") from None
+        # Jobs are their owners' alone, also in a folder that others can read.
+        os.close(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
         self._db = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
@@ -289,7 +292,10 @@ class Store:
             if new is None:
                 # The report may be a repetition, whose first answer was lost.
                 return known.state in ENDED and known.attempt == report.attempt
-            self._db.execute("UPDATE jobs SET steps_done = max(steps_done, ?) WHERE id = ?", (report.steps, job))
+            # Paced runs have no losses by which steps are counted.
+            done = "steps" if report.outcome is Outcome.FINISHED else "max(steps_done, ?)"
+            parameters = (job,) if report.outcome is Outcome.FINISHED else (report.steps, job)
+            self._db.execute(f"UPDATE jobs SET steps_done = {done} WHERE id = ?", parameters)
             self._set(job, known, new, now_s)
             return True
 

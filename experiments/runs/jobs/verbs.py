@@ -159,7 +159,10 @@ def _print(text: bytes) -> None:
 
 def stop(client: Client, jobs: Sequence[str], as_json: bool) -> str:
     """Ask jobs to stop; return what to print."""
-    states = {job: client.stop(check_name(job, "JOB")) for job in jobs}
+    for job in jobs:
+        # Before any of them is stopped, which cannot be undone.
+        client.job(check_name(job, "JOB"))
+    states = {job: client.stop(job) for job in jobs}
     if as_json:
         return json.dumps(states)
     return "\n".join(f"job {job} {_SAYS[State(state)]}" for job, state in states.items())

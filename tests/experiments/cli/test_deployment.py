@@ -299,3 +299,20 @@ def test_skypilot_reads_its_tasks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "A100" in done.stdout
     assert "us-east-1" in done.stdout
+
+
+@pytest.mark.parametrize(("target", "message"), [("ssh", "'MY_TOKEN' is not set"), ("slurm", "no program 'sbatch'")])
+def test_what_cannot_be_submitted_leaves_no_folder(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    if target == "slurm":
+        monkeypatch.setenv("MY_TOKEN", "hunter2-hunter2")
+    else:
+        for program in ("ssh", "scp"):
+            (tmp_path / program).write_text("#!/bin/sh\n")
+            (tmp_path / program).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = deployed(tmp_path, target, "--submit")
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "job-1").exists()

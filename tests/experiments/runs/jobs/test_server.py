@@ -149,7 +149,11 @@ def test_a_wrong_job_is_refused_in_one_line(
 
 
 def test_what_is_no_job_is_refused(served: JobServer, files: bytes) -> None:
-    for body in (b"", b"text", files[: len(files) // 2]):
+    with zipfile.ZipFile(io.BytesIO(files)) as packed:
+        entry = packed.getinfo("scenario.json")
+    begins = entry.header_offset + 30 + len(entry.filename) + 10
+    damaged = files[:begins] + bytes([255] * 20) + files[begins + 20 :]
+    for body in (b"", b"text", files[: len(files) // 2], damaged):
         with pytest.raises(InputError, match="this is no job"):
             served.client.submit("wrong", body)
     token = f"Bearer {served.access.token}"
@@ -214,8 +218,16 @@ def test_the_environment_names_server_and_token(tmp_path: Path) -> None:
     assert find_access("https://[fd00::1]:5", None, {"ROPEBRIDGE_TOKEN": "c" * 20}).server == "https://[fd00::1]:5"
     with pytest.raises(InputError, match="no address of a server"):
         find_access("10.7.0.1", path, {})
-    with pytest.raises(InputError, match="write it as https://"):
-        find_access("http://10.7.0.1:29500", path, {})
+    for wrong in (
+        "http://10.7.0.1:29500",
+        "https://[::1",
+        "https://a:b",
+        "https://a:99999",
+        "https://a?x",
+        "https://a b",
+    ):
+        with pytest.raises(InputError, match="write it as https://"):
+            find_access(wrong, path, {})
 
 
 def test_a_false_server_is_told_nothing(served: JobServer) -> None:
@@ -322,6 +334,13 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, served: JobServer) -> N
     assert not (tmp_path / "queue").exists()
 
 
+def test_a_wrong_token_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPEBRIDGE_TOKEN", "short")
+    done = ropebridge("serve", "queue", "--listen", f"127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert (done.returncode, "ROPEBRIDGE_TOKEN: this is no token" in done.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_its_packages_the_server_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, server_module.__name__)
     monkeypatch.setitem(sys.modules, "fastapi", None)
@@ -346,7 +365,9 @@ def test_users_see_and_stop_jobs(served: JobServer, tmp_path: Path) -> None:
     done = ropebridge("jobs", "stop", "mine", paced["id"], *options)
     assert done.stdout == f"job mine is stopped\njob {paced['id']} is stopped\n"
     assert json.loads(ropebridge("jobs", "stop", "mine", *options, "--json").stdout) == {"mine": "stopped"}
-    done = ropebridge("jobs", "stop", "none", *options)
+    ropebridge("jobs", "submit", "digits", "--strategy", "ddp", "--name", "yours", *options, cwd=tmp_path)
+    done = ropebridge("jobs", "stop", "yours", "none", *options)
+    assert "queued" in ropebridge("jobs", "status", "yours", *options).stdout
     assert (done.returncode, done.stderr) == (
         2,
         "ropebridge: there is no job 'none'; 'ropebridge jobs status' lists all\n",
