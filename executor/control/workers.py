@@ -139,18 +139,18 @@ class WorkersCoordinator(Coordinator):
         for worker in self._workers:
             worker.granted = worker.finished = self._own_steps[worker.ranks[0]]
             self._left -= worker.finished * worker.samples
-        batch, next_samples = self._plan.global_batch, sum(worker.samples for worker in self._workers)
-        if self._left < next_samples:
-            # Only if there are fewer steps than before: workers may be ahead of the checkpoint, but had steps left.
-            most = self._config.steps + math.ceil((next_samples - self._left) / batch)
+        next_samples = sum(worker.samples for worker in self._workers) - self._left
+        for _ in range(LEAD_STEPS):
+            for worker in self._workers:
+                self._grant(worker)
+        if any(worker.granted == worker.finished for worker in self._workers):
+            # Workers may be ahead of the checkpoint: there are fewer steps than before.
+            most = self._config.steps + math.ceil(next_samples / self._plan.global_batch)
             raise InputError(
                 f"in the checkpoint workers have begun their shares of the steps up to {most}",
                 where="--steps",
                 valid=f"give {most} or more",
             )
-        for _ in range(LEAD_STEPS):
-            for worker in self._workers:
-                self._grant(worker)
         for worker in self._workers:
             self._begin_worker(worker)
 

@@ -317,9 +317,10 @@ class Syncer:
             parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
             samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
             folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
-            slowest = every.slowest(pipelines, checkpoint)
-            folder.drop_old(config.run.first_step, slowest, config.run.checkpoints_kept)
-            folder.drop_passed(slowest, config.run.checkpoints_kept)
+            slowest, kept = every.slowest(pipelines, checkpoint), config.run.checkpoints_kept
+            folder.drop_old(config.run.first_step, slowest, kept, every.newest_of_all(pipelines))
+            for step in every.left_out(pipelines):
+                folder.drop(step)
         except Exception as error:
             self._give_up(error)
 

@@ -136,9 +136,11 @@ class Checkpointing:
         folder.write(self._device, part)
         if 0 in layers and part.share.index == 0:
             slowest, kept = self._folder.slowest(part.pipelines, part.step), self._run.checkpoints_kept
-            folder.drop_old(self._run.first_step, min(slowest, self._rows.first_unheard()), kept)
+            written = min(slowest, self._rows.first_unheard())
+            folder.drop_old(self._run.first_step, written, kept, self._folder.newest_of_all(part.pipelines))
             if self._run.decoupled:
-                folder.drop_passed(slowest, kept)
+                for step in self._folder.left_out(part.pipelines):
+                    folder.drop(step)
 
 
 def separate_pipelines(plan: Plan) -> int:

@@ -15,7 +15,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -109,11 +109,8 @@ class CheckpointFolder:
         # Of devices that write at the same time, the last one finds the files of all.
         with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            headers = self._headers(step)
-            for path in [path for path, header in headers.items() if not _are_same(part.plan, header.plan)]:
-                # A run that went back after a loss goes on with another plan, by which other devices write.
-                path.unlink()
-                del headers[path]
+            alike = (own for own in self._by_plan(step) if _are_same(part.plan, next(iter(own.values())).plan))
+            headers = next(alike, {})
             files = files_by_layer(headers)
             if files.keys() == set(range(len(model))):
                 text = json.dumps(_index(headers, files), indent=1)
@@ -122,6 +119,20 @@ class CheckpointFolder:
     def _headers(self, step: int) -> dict[Path, Header]:
         return {path: read_header(path) for path in self.parts(step)}
 
+    def _by_plan(self, step: int) -> list[dict[Path, Header]]:
+        """Return the headers of a step's parts by the plan that wrote them, the newest ones first.
+
+        A run that went back after a loss may write a step again by another plan, on other devices.
+        """
+        found: list[dict[Path, Header]] = []
+        for path, header in self._headers(step).items():
+            own = next((each for each in found if _are_same(header.plan, next(iter(each.values())).plan)), None)
+            if own is None:
+                found.append({path: header})
+            else:
+                own[path] = header
+        return sorted(found, key=lambda each: -max(path.stat().st_mtime_ns for path in each))
+
     def parts(self, step: int) -> list[Path]:
         """Return the files of a step's checkpoint, sorted by name."""
         return sorted(self._place(step).glob("*.safetensors"))
@@ -129,34 +140,42 @@ class CheckpointFolder:
     def samples_before(self, step: int) -> int:
         """Return the samples of all steps before ``step``; raise `InputError` if its checkpoint cannot be read."""
         with _damaged_since():
-            headers = [read_header(path) for path in self.parts(step)]
-        if not headers:
+            written = self._by_plan(step)
+        if not written:
             raise InputError("there is no complete checkpoint", where=str(self._place(step)), valid="resume again")
-        return headers[0].samples_before
+        return next(iter(written[0].values())).samples_before
 
-    def drop_old(self, first: int, written: float, kept: int) -> None:
-        """Remove all but the newest ``kept`` checkpoints up to step ``written``.
+    def drop_old(self, first: int, written: float, kept: int, spared: Collection[int] = ()) -> None:
+        """Remove all but the newest ``kept`` checkpoints up to step ``written``, and those of the steps ``spared``.
 
         There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.
 
         The checkpoint of the run's first step, ``first``, is kept too: a process that replaces a lost one reads it.
         """
         for step in [step for step in self.steps if step <= written][:-kept]:
-            if step != first:
+            if step != first and step not in spared:
                 self.drop(step)
 
-    def drop_passed(self, written: int, kept: int) -> None:
-        """Remove all but the newest ``kept`` checkpoints after step ``written``, of workers at their own speed.
+    def newest_of_all(self, pipelines: int) -> set[int]:
+        """Return the newest step of which all of so many pipelines have checkpoints; an empty set if there is none."""
+        return set(sorted(set.intersection(*self._steps_of(pipelines)))[-1:])
 
-        One that a worker leaves out, since it is away, is never complete.
-        """
-        for step in [step for step in self.steps if step > written][:-kept]:
-            self.drop(step)
+    def left_out(self, pipelines: int) -> set[int]:
+        """Return the steps whose checkpoints are never complete: a pipeline that lacks one has written a later one."""
+        written = self._steps_of(pipelines)
+        return {
+            step
+            for step in set.union(*written)
+            if any(step not in own for own in written)
+            and all(step in own or max(own, default=-1) > step for own in written)
+        }
+
+    def _steps_of(self, pipelines: int) -> list[set[int]]:
+        return [set(self.of_pipeline(each).steps) for each in range(pipelines)]
 
     def slowest(self, pipelines: int, step: int) -> int:
         """Return the step, at most ``step``, up to which so many pipelines with own states have written checkpoints."""
-        folders = [self.of_pipeline(each) for each in range(pipelines)] if pipelines > 1 else []
-        return min([step, *(max(folder.steps, default=0) for folder in folders)])
+        return min([step, *(max(own, default=0) for own in (self._steps_of(pipelines) if pipelines > 1 else ()))])
 
     def drop(self, step: int) -> None:
         """Remove the checkpoint of a step, which no run may be writing."""
@@ -274,26 +293,30 @@ class CheckpointFolder:
         return self.path / f"step-{step:08d}"
 
     def _found(self, step: int, model: tuple[str, ...]) -> Checkpoint:
-        first, pipelines = self._of_one(step, model)
-        others = [self.of_pipeline(each)._of_one(step, model) for each in range(1, pipelines)]
-        if not all(_are_same(other.plan, first.plan) for other, _ in others):
-            raise DamagedError("incomplete: its pipelines have different plans")
-        return replace(first, others=tuple(other for other, _ in others))
+        """Return the newest complete checkpoint of a step, all pipelines of which were written by one plan."""
+        for first, pipelines in self._complete(step, model):
+            others = [self.of_pipeline(each)._complete(step, model) for each in range(1, pipelines)]
+            alike = [next((each for each, _ in own if _are_same(each.plan, first.plan)), None) for own in others]
+            if None not in alike:
+                return replace(first, others=tuple(each for each in alike if each is not None))
+        raise DamagedError("incomplete: its pipelines have different plans")
 
-    def _of_one(self, step: int, model: tuple[str, ...]) -> tuple[Checkpoint, int]:
-        """Return the checkpoint of a step in this folder, and the number of pipelines with one of their own."""
-        headers = self._headers(step)
-        for path, header in headers.items():
-            if header.model != model:
-                raise _another_model(path, header.model, model)
-        files = files_by_layer(headers)
-        missing = sorted(set(range(len(model))) - set(files))
-        if not headers or missing:
-            raise DamagedError(f"incomplete: layers {', '.join(map(str, missing))} are missing")
-        last = next(reversed(headers.values()))
-        if not all(_are_same(header.plan, last.plan) for header in headers.values()):
-            raise DamagedError("incomplete: its files have different plans")
-        return Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))]), last.pipelines
+    def _complete(self, step: int, model: tuple[str, ...]) -> list[tuple[Checkpoint, int]]:
+        """Return what each plan has written completely in this folder, newest first, with its number of pipelines."""
+        found, missing = [], set(range(len(model)))
+        for headers in self._by_plan(step):
+            for path, header in headers.items():
+                if header.model != model:
+                    raise _another_model(path, header.model, model)
+            files = files_by_layer(headers)
+            missing = min(missing, set(range(len(model))) - set(files), key=len)
+            if len(files) == len(model):
+                last = next(reversed(headers.values()))
+                whole = Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))])
+                found.append((whole, last.pipelines))
+        if not found:
+            raise DamagedError(f"incomplete: layers {', '.join(map(str, sorted(missing)))} are missing")
+        return found
 
 
 def _are_same(plan: str, other: str) -> bool:
@@ -358,7 +381,6 @@ def resumption(
     layers = check_model(scenario).model.layers
     newest = partial(CheckpointFolder(folder).newest, model_state(layers, scenario.training.optimizer.name), tell)
     found = newest()
-    newest_step = found.step
     if found.step == steps and not is_recorded(steps):
         tell(f"the run has done {steps} steps, but its record lacks some: these are done again")
         found = newest(steps - 1)
@@ -366,9 +388,7 @@ def resumption(
         raise InputError(
             f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
         )
-    checkpoints = CheckpointFolder(folder)
-    _drop_newer([checkpoints], newest_step)
-    _drop_newer(checkpoints.others, found.step)
+    _drop_newer(CheckpointFolder(folder).others, found.step)
     return found.step, parse_plan(found.plan)
 
 

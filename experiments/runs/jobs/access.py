@@ -62,10 +62,10 @@ def find_access(server: str | None, token_file: Path | None, environment: Mappin
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        is_place = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        is_place = bool(parts.hostname) and parts.port != 0 and not parts.netloc.endswith(":")
     except ValueError:
         return False
-    has_more = parts.path or parts.query or parts.fragment or not url.isprintable() or " " in url
+    has_more = parts.path or any(each in "@?#;\\" or each.isspace() or not each.isprintable() for each in url)
     return parts.scheme == "https" and is_place and not has_more
 
 

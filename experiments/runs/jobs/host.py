@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import count, islice, takewhile
 from pathlib import Path
 
 from executor.control.attachment import end_orphan, is_orphaned
@@ -303,7 +303,9 @@ def _numbered_gpus(devices: Mapping[str, int]) -> dict[str, list[str]]:
         InputError: More GPUs are offered than `_VISIBLE` names, so that jobs would share them.
     """
     visible = os.environ.get(_VISIBLE)
-    numbers = iter(map(str, count()) if visible is None else filter(None, visible.split(",")))
+    # CUDA sees none from the first negative one on.
+    named = takewhile(lambda each: each[:1] not in ("", "-"), map(str.strip, (visible or "").split(",")))
+    numbers = named if visible else map(str, count())
     kinds = [kind for kind in devices if kind in DATASHEET and is_gpu(kind)]
     found = {kind: list(islice(numbers, devices[kind])) for kind in kinds}
     if any(len(found[kind]) < devices[kind] for kind in kinds):

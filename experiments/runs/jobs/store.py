@@ -89,6 +89,8 @@ class Store:
         self._mutex = threading.Lock()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Jobs are their owner's alone, also in a folder that others can read.
+            os.close(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
             self._lock = (folder / _LOCK).open("wb")
         except OSError as error:
             raise InputError(f"no jobs can be kept here: {error.strerror}", str(folder), "choose a folder") from None
@@ -97,8 +99,6 @@ class Store:
         except BlockingIOError:
             self._lock.close()
             raise InputError("another server uses this folder", str(folder), "end it, or choose another") from None
-        # Jobs are their owners' alone, also in a folder that others can read.
-        os.close(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
         self._db = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:

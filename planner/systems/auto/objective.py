@@ -74,7 +74,8 @@ class Objective:
         It is 1 % higher if times of the plan are extrapolated: beyond the measured microbatches, predictions are worse.
         """
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
-        step_price = per_hour * step_s / 3600 + traffic_price(plan, scenario)
+        is_priced = self.name == "cost" or self.budget_per_hour is not None
+        step_price = per_hour * step_s / 3600 + (traffic_price(plan, scenario) if is_priced else 0.0)
         if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s * ROUNDED:
             return float("inf")
         if self.samples_per_s is not None and plan.global_batch * ROUNDED < self.samples_per_s * step_s:

@@ -5,6 +5,7 @@ import stat
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -20,6 +21,7 @@ from tests.helpers.processes.strangers import WAYS, attack
 STEPS = 200
 
 
+@pytest.mark.slow
 def test_a_job_trains_on_among_strangers(tmp_path: Path) -> None:
     scratch, run = tmp_path / "scratch", tmp_path / "run"
     options = ["--strategy=megatron", "--emulator=shaper", "--backup-every", "5", "--steps", str(STEPS), "-o", str(run)]

@@ -355,18 +355,27 @@ def plan_on(device: str) -> str:
     )
 
 
-def test_what_was_written_by_another_plan_is_replaced(tmp_path: Path) -> None:
-    """A run that went back after a loss writes a step again, by another plan, on other devices."""
+WHOLE_STATE = {layer: {"weight": row} for layer, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_parts_of_two_plans_do_not_mix(late: bool, tmp_path: Path) -> None:
+    """A run that went back after a loss writes a step again, by another plan; an old part may still be on its way."""
     folder = CheckpointFolder(tmp_path)
     old, new = plan_on("z"), plan_on("x")
-    folder.write("z", Part(8, old, 64, MODEL, {layer: {"weight": row} for layer, row in ROWS.items()}))
-    folder.write("x", Part(8, new, 64, MODEL, {0: {"weight": ROWS[0] + 1}}))
-    assert folder.newest_step() is None
+    folder.write("z", Part(8, old, 64, MODEL, WHOLE_STATE))
     folder.write("y", Part(8, new, 64, MODEL, {1: {"weight": ROWS[1] + 1}, 2: {}}))
+    found = folder.newest(MODEL, pytest.fail)
+    assert (found.plan, row_of(found.tensors(1)).tolist()) == (old, ROWS[1].tolist())
+    if late:
+        folder.write("x", Part(8, old, 64, MODEL, WHOLE_STATE))
+    folder.write("x", Part(8, new, 64, MODEL, {0: {"weight": ROWS[0] + 1}}))
     found = folder.newest(MODEL, pytest.fail)
     assert found.plan == new
     for layer, row in ROWS.items():
         assert torch.equal(row_of(found.tensors(layer)), row + 1)
+    index = json.loads((tmp_path / "step-00000008" / WEIGHT_INDEX).read_text())
+    assert set(index["weight_map"].values()) == {"x.safetensors", "y.safetensors"}
 
 
 def test_pipelines_of_different_plans_are_no_checkpoint(tmp_path: Path) -> None:
@@ -380,14 +389,32 @@ def test_pipelines_of_different_plans_are_no_checkpoint(tmp_path: Path) -> None:
     assert folder.newest_step() == 8
 
 
-def test_one_that_another_worker_left_out_goes_but_not_the_last_complete_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [1, 4])
+@pytest.mark.parametrize("ratio", [1, 3, 12])
+def test_the_newest_checkpoint_of_all_workers_stays(ratio: int, kept: int, tmp_path: Path) -> None:
+    """One worker writes its part so many checkpoints later than the other, and leaves those between out."""
     folder = CheckpointFolder(tmp_path)
-    for step in range(4, 44, 4):
-        for pipeline in range(2) if step <= 12 else (0,):
-            state = {layer: {"weight": row} for layer, row in ROWS.items()}
-            folder.of_pipeline(pipeline).write("x", Part(step, "the plan", step, MODEL, state, pipelines=2))
-        slowest = folder.slowest(2, step)
-        folder.drop_old(0, slowest, 2)
-        folder.drop_passed(slowest, 2)
-    assert folder.steps == [8, 12, 36, 40]
-    assert folder.newest(MODEL, print).step == 12
+
+    def write(pipeline: int, step: int) -> None:
+        own = folder.of_pipeline(pipeline)
+        own.write("x", Part(step, "the plan", step, MODEL, WHOLE_STATE, pipelines=2))
+        own.drop_old(0, folder.slowest(2, step), kept, folder.newest_of_all(2))
+        for each in folder.left_out(2):
+            own.drop(each)
+
+    for step in range(1, 60):
+        write(0, step)
+        if step % ratio == 0 and step > ratio:
+            write(1, step - ratio)
+            assert folder.newest(MODEL, lambda _: None).step == step - ratio
+    most = 2 * (kept + ratio + 1)
+    assert all(len(each.steps) <= most for each in (folder, *folder.others))
+
+
+def test_absences_in_turn_leave_a_checkpoint(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    for pipeline, step in ((0, 10), (1, 10), (0, 20), (1, 30), (0, 40)):
+        own = folder.of_pipeline(pipeline)
+        own.write("x", Part(step, "the plan", step, MODEL, WHOLE_STATE, pipelines=2))
+        own.drop_old(0, folder.slowest(2, step), 1, folder.newest_of_all(2))
+    assert folder.newest(MODEL, lambda _: None).step == 10

@@ -53,6 +53,7 @@ def test_a_run_is_shown_in_a_terminal() -> None:
     assert "step 4 of 4" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(shown).decode())
 
 
+@pytest.mark.slow
 def test_other_tools_can_watch(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("tensorboard")

@@ -117,6 +117,7 @@ def test_an_unknown_format_is_refused_with_a_suggestion(tmp_path: Path) -> None:
         format_of_suffix("trace.txt")
 
 
+@pytest.mark.slow
 def test_every_recorded_broadband_trace_reads_and_survives_mahimahi(shared_folder: Path) -> None:
     paths = sorted((shared_folder / "traces" / "fcc_mba_2016" / "traces").iterdir())
     assert len(paths) == 59

@@ -225,6 +225,8 @@ def test_the_environment_names_server_and_token(tmp_path: Path) -> None:
         "https://a:99999",
         "https://a?x",
         "https://a b",
+        "https://a:",
+        "https://a#",
     ):
         with pytest.raises(InputError, match="write it as https://"):
             find_access(wrong, path, {})

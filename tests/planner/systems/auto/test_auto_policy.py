@@ -44,6 +44,7 @@ def test_a_link_that_stays_as_declared_changes_nothing() -> None:
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 300.0))
 
 
+@pytest.mark.slow
 def test_a_link_that_falls_for_good_is_left_if_the_run_is_long_enough_for_the_move_to_pay() -> None:
     scenario = wide_scenario((0.0, NOMINAL_BPS), (30.0, NOMINAL_BPS / 40))
     start = planned(scenario)
