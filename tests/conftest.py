@@ -13,7 +13,7 @@ from executor.control import node_agent
 from experiments.cli.app import COLLECTIONS
 from tests.helpers.processes.warm_agents import WarmAgents
 
-# Several workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
+# Four workers share two cores: with threads of its own, each would make the others wait. Read when torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Where a test asks for more, threads that wait would spin on the cores that other tests need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -35,8 +35,8 @@ _LONGEST_SLOW_S = 7200
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start five workers for two cores: many tests wait for processes and messages."""
-    return 5 * len(os.sched_getaffinity(0)) // 2
+    """Start four workers for two cores: many tests wait for processes and messages."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
