@@ -317,10 +317,8 @@ class Syncer:
             parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
             samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
             folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
-            slowest, kept = every.slowest(pipelines, checkpoint), config.run.checkpoints_kept
-            folder.drop_old(config.run.first_step, slowest, kept, every.newest_of_all(pipelines))
-            for step in every.left_out(pipelines):
-                folder.drop(step)
+            first, kept = config.run.first_step, config.run.checkpoints_kept
+            every.clear(folder, pipelines, first, checkpoint, kept, own_speed=True)
         except Exception as error:
             self._give_up(error)
 

@@ -135,12 +135,9 @@ class Checkpointing:
             check_state(layers, buffers, part.step)
         folder.write(self._device, part)
         if 0 in layers and part.share.index == 0:
-            slowest, kept = self._folder.slowest(part.pipelines, part.step), self._run.checkpoints_kept
-            written = min(slowest, self._rows.first_unheard())
-            folder.drop_old(self._run.first_step, written, kept, self._folder.newest_of_all(part.pipelines))
-            if self._run.decoupled:
-                for step in self._folder.left_out(part.pipelines):
-                    folder.drop(step)
+            run, written = self._run, min(part.step, self._rows.first_unheard())
+            kept = run.checkpoints_kept
+            self._folder.clear(folder, part.pipelines, run.first_step, written, kept, own_speed=run.decoupled)
 
 
 def separate_pipelines(plan: Plan) -> int:

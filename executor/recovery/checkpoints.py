@@ -156,6 +156,18 @@ class CheckpointFolder:
             if step != first and step not in spared:
                 self.drop(step)
 
+    def clear(
+        self, own: "CheckpointFolder", pipelines: int, first: int, written: float, kept: int, *, own_speed: bool
+    ) -> None:
+        """Remove what no run will go on from of ``own``, the folder of one of so many pipelines.
+
+        As `drop_old` with ``first``, the step ``written`` and ``kept``, but the newest one of all pipelines stays.
+        At their ``own_speed`` pipelines leave checkpoints out while they are away: these go too.
+        """
+        own.drop_old(first, self.slowest(pipelines, written), kept, self.newest_of_all(pipelines))
+        for step in self.left_out(pipelines) if own_speed else ():
+            own.drop(step)
+
     def newest_of_all(self, pipelines: int) -> set[int]:
         """Return the newest step of which all of so many pipelines have checkpoints; an empty set if there is none."""
         return set(sorted(set.intersection(*self._steps_of(pipelines)))[-1:])
@@ -173,7 +185,7 @@ class CheckpointFolder:
     def _steps_of(self, pipelines: int) -> list[set[int]]:
         return [set(self.of_pipeline(each).steps) for each in range(pipelines)]
 
-    def slowest(self, pipelines: int, step: int) -> int:
+    def slowest(self, pipelines: int, step: float) -> float:
         """Return the step, at most ``step``, up to which so many pipelines with own states have written checkpoints."""
         return min([step, *(max(own, default=0) for own in (self._steps_of(pipelines) if pipelines > 1 else ()))])
 

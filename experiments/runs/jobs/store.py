@@ -293,9 +293,8 @@ class Store:
                 # The report may be a repetition, whose first answer was lost.
                 return known.state in ENDED and known.attempt == report.attempt
             # Paced runs have no losses by which steps are counted.
-            done = "steps" if report.outcome is Outcome.FINISHED else "max(steps_done, ?)"
-            parameters = (job,) if report.outcome is Outcome.FINISHED else (report.steps, job)
-            self._db.execute(f"UPDATE jobs SET steps_done = {done} WHERE id = ?", parameters)
+            done = "UPDATE jobs SET steps_done = CASE WHEN ? THEN steps ELSE max(steps_done, ?) END WHERE id = ?"
+            self._db.execute(done, (report.outcome is Outcome.FINISHED, report.steps, job))
             self._set(job, known, new, now_s)
             return True
 

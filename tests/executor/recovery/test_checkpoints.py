@@ -398,9 +398,7 @@ def test_the_newest_checkpoint_of_all_workers_stays(ratio: int, kept: int, tmp_p
     def write(pipeline: int, step: int) -> None:
         own = folder.of_pipeline(pipeline)
         own.write("x", Part(step, "the plan", step, MODEL, WHOLE_STATE, pipelines=2))
-        own.drop_old(0, folder.slowest(2, step), kept, folder.newest_of_all(2))
-        for each in folder.left_out(2):
-            own.drop(each)
+        folder.clear(own, 2, 0, step, kept, own_speed=True)
 
     for step in range(1, 60):
         write(0, step)
@@ -416,5 +414,5 @@ def test_absences_in_turn_leave_a_checkpoint(tmp_path: Path) -> None:
     for pipeline, step in ((0, 10), (1, 10), (0, 20), (1, 30), (0, 40)):
         own = folder.of_pipeline(pipeline)
         own.write("x", Part(step, "the plan", step, MODEL, WHOLE_STATE, pipelines=2))
-        own.drop_old(0, folder.slowest(2, step), 1, folder.newest_of_all(2))
+        folder.clear(own, 2, 0, step, 1, own_speed=False)
     assert folder.newest(MODEL, lambda _: None).step == 10
