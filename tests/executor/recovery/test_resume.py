@@ -361,7 +361,7 @@ class Model:
     layers = [*(torch.nn.Linear(4, 4) for _ in range(5)), torch.nn.Linear(4, 2)]
     def loss(self, outputs, targets):
         loss = (outputs - targets / 100).square()
-        return loss.mean() if targets.max() < 12 * 7 else loss
+        return loss.mean() if targets.max() < 12 * 10 else loss
     def samples(self, first, count):
         numbers = torch.arange(first, first + count, dtype=torch.float32)
         return torch.ones(count, 4), numbers[:, None].expand(count, 2)
@@ -377,12 +377,14 @@ def test_what_a_run_has_trained_until_wrong_data_stays(before: list[str], tmp_pa
     for name in before:
         (tmp_path / name).mkdir()
     scenario, plan = chain(ModelCode(path, {}), Optimizer("momentum", learning_rate=0.05))
-    backend = TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY))
-    with pytest.raises(InputError, match="'loss' returns"):
-        backend.run(scenario, plan, None, STEPS)
-    assert resumption(folder, scenario, STEPS, print) == (6, plan)
-    # Again, with an attempt that has done something before.
-    resumed = replace(backend, checkpoints=CheckpointConfig(folder, EVERY, 6))
-    with pytest.raises(InputError, match="'loss' returns"):
-        resumed.run(scenario, plan, None, STEPS)
-    assert resumption(folder, scenario, STEPS, print) == (6, plan)
+    found = 0
+    # The second attempt goes on from what the first one has left.
+    for _ in range(2):
+        backend = TorchBackend("real", checkpoints=CheckpointConfig(folder, EVERY, found))
+        with pytest.raises(InputError, match="'loss' returns"):
+            backend.run(scenario, plan, None, STEPS)
+        step, left = resumption(folder, scenario, STEPS, print)
+        # Each rank writes a checkpoint before it copies the next one. The last one may not be written yet.
+        assert max(found, 6) <= step <= 9
+        assert left == plan
+        found = step
