@@ -40,16 +40,16 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Have two workers run all timed tests, so that others wait for them once; xdist reads the groups after this."""
+    """Have a worker run all timed tests of a file; xdist reads the groups after this."""
     if is_timed(item):
         # Those of one file have fixtures in common.
-        item.add_marker(pytest.mark.xdist_group(f"timed-{'emulated' if 'wan' in item.path.parts else 'others'}"))
+        item.add_marker(pytest.mark.xdist_group(f"timed-{item.path.stem}"))
     if item.get_closest_marker("slow") is not None:
         item.add_marker(pytest.mark.timeout(_LONGEST_SLOW_S))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Both groups begin at the same time.
+    # All groups of timed tests begin at the same time.
     items.sort(key=is_timed, reverse=True)
     every_example = os.environ.get("ROPEBRIDGE_TEST_EXAMPLES") == "all"
     for item in items:

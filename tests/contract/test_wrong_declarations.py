@@ -128,7 +128,7 @@ def test_the_simulated_search_is_by_the_true_links(
     assert step_time_s(found[0], scenario) < 0.3 * step_time_s(plan, scenario)
 
 
-@pytest.mark.parametrize("factor", [0.2, 5.0])
+@pytest.mark.parametrize("factor", [pytest.param(0.2, marks=pytest.mark.slow), 5.0])
 def test_orders_of_a_found_plan_are_those_for_the_true_links(factor: float) -> None:
     """The schedule of the plan finds another order for the declared links, with which a step takes longer."""
     scenario = choose_scenario("four-sites")

@@ -78,6 +78,7 @@ def test_hosts_train_together(tmp_path: Path) -> None:
     assert list((tmp_path / "east").glob("ropebridge-*")) == []
 
 
+@pytest.mark.slow
 def test_a_host_with_another_kind_of_device_is_named(tmp_path: Path) -> None:
     scenario, plan = chain()
     hosts = hosts_on_loopback([("west", (1, 3)), ("east", (0, 2))])
@@ -181,6 +182,7 @@ def test_a_host_that_is_lost_before_the_first_step_must_come_back_in_time(tmp_pa
     striker.join()
 
 
+@pytest.mark.slow
 def test_a_model_that_differs_on_a_host_is_found(tmp_path: Path) -> None:
     scenario, plan = chain()
     other = tmp_path / "model.py"

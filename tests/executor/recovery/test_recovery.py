@@ -33,7 +33,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "number"),
     [
-        pytest.param(0, signal.SIGKILL, id="first killed"),
+        pytest.param(0, signal.SIGKILL, id="first killed", marks=pytest.mark.slow),
         pytest.param(1, signal.SIGKILL, id="replica killed", marks=pytest.mark.slow),
         pytest.param(3, signal.SIGKILL, id="last killed", marks=pytest.mark.slow),
         pytest.param(0, signal.SIGSTOP, id="first stopped", marks=pytest.mark.slow),

@@ -109,7 +109,10 @@ def test_training_goes_on_with_the_same_plan_or_another(code: ModelCode, optimiz
         pytest.param((4, 2, 1), id="4-2-1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("stages", [(6,), (2, 4)], ids=["one-stage", "two-stages"])
+@pytest.mark.parametrize(
+    "stages",
+    [pytest.param((6,), id="one-stage", marks=pytest.mark.slow), pytest.param((2, 4), id="two-stages")],
+)
 def test_groups_go_on_with_the_same_number_of_devices_or_another(
     degrees: tuple[int, ...], stages: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -370,7 +370,8 @@ def test_a_run_goes_on_from_a_checkpoint_after_its_exchanges_changed(
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("first_steps", [5, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first_steps", [5, 6])
 @pytest.mark.parametrize(
     "how",
     [pytest.param({"density": 0.5}, marks=pytest.mark.slow), {"exchange": "reduce-scatter"}],

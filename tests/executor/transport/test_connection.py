@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -42,6 +43,7 @@ def silent_peer(store: Path, is_over: "multiprocessing.synchronize.Event") -> No
     is_over.wait()
 
 
+@pytest.mark.slow
 def test_a_connection_is_abandoned_while_gloo_waits_for_the_peer(tmp_path: Path) -> None:
     spawned = multiprocessing.get_context("spawn")
     is_over = spawned.Event()

@@ -193,6 +193,7 @@ def test_courses_that_are_kept_are_not_measured_again(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_course_is_measured_from_both_starts() -> None:
     # A constant link: nothing is gained or lost.
     rows = measure_course(Course(((5.0, 1.0), (20.0, 1.0))), 30.0)
@@ -202,7 +203,8 @@ def test_a_course_is_measured_from_both_starts() -> None:
     assert float(rows[0]["auto_gain"]) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("bench", ["adaptation", pytest.param("regret", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bench", ["adaptation", "regret"])
 def test_a_signal_ends_the_bench_with_its_processes_in_the_middle_of_a_case(bench: str, tmp_path: Path) -> None:
     """A case takes minutes."""
     with started(["bench", bench, "--count", "3", "--seed", "1"], tmp_path) as (process, mark):

@@ -90,6 +90,7 @@ def test_a_plan_is_simulated_and_predicted() -> None:
     assert "do not wait for each other" in answer(ClusterTask(seed, "cloudless")).problem
 
 
+@pytest.mark.slow
 def test_rows_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     # The rows are made the same way of any strategy, and this one searches for a moment only.

@@ -119,9 +119,8 @@ def test_exported_weights_give_the_same_logits_and_train_on(config: Mapping[str,
     assert all(torch.equal(value, parameters[name]) for name, value in newest.items())
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param(LLAMA, id="llama"), pytest.param(QWEN2, id="qwen2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [pytest.param(LLAMA, id="llama"), pytest.param(QWEN2, id="qwen2")])
 def test_a_run_of_groups_is_exported(config: Mapping[str, Any], tmp_path: Path) -> None:
     """From its end and from a checkpoint, which each device of a group has a part of."""
     scenario = write_scenario(tmp_path, config, 4)
@@ -181,6 +180,7 @@ def test_a_family_without_layers_is_refused(tmp_path: Path) -> None:
     assert "unknown model_type for training 'bloom'; valid: gpt2, llama, mistral, qwen2, qwen3, vit" in refused
 
 
+@pytest.mark.slow
 def test_without_the_package_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = write_scenario(tmp_path, LLAMA, 1)
     # Each process of the run reads this file. None is how Python marks a package that cannot be imported.

@@ -85,6 +85,7 @@ def test_tasks_of_dask(sweep_file: Path, tmp_path: Path) -> None:
     assert rows(tmp_path / "out") == expected(sweep_file)
 
 
+@pytest.mark.slow
 @needs_dask
 def test_a_scheduler_that_is_not_there_is_named(
     sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -62,7 +62,7 @@ def devices(record: RunRecord) -> list[int]:
     return [count for place, count in enumerate(counts) if not place or count != counts[place - 1]]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_worker_behind_lastingly_slow_links_is_left_out(workers: int) -> None:
     """With it, 20 steps wait 100 s for an exchange at a rate of 1/200."""
     scenario, plan = one_behind(workers, [(40.0, 1.0), (1e5, 1 / 200)])
@@ -98,7 +98,7 @@ def scaled(table: TimeTable, factor: float) -> TimeTable:
     return TimeTable(table.samples, *(tuple(factor * each for each in times_s) for times_s in columns))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_worker_that_is_left_out_does_not_stand_in_for_those_that_are_lost(workers: int) -> None:
     """It has no present parameters: the run waits."""
     scenario, plan = one_behind(workers, [(40.0, 1.0), (1e5, 1 / 200)])

@@ -68,7 +68,7 @@ def test_a_replica_that_is_away_leaves_its_stage_to_the_others() -> None:
 ABSENCES = st.tuples(st.integers(0, 3), st.floats(1, 40), st.floats(0.5, 20))
 
 
-@pytest.mark.parametrize("method", ["diloco", "diloco-streaming"])
+@pytest.mark.parametrize("method", [pytest.param("diloco", marks=pytest.mark.slow), "diloco-streaming"])
 def test_a_replica_may_leave_while_exchanges_are_under_way(method: str) -> None:
     scenario, plan = workers(method, 3)
     first, second, _ = plan.pipelines

@@ -200,7 +200,7 @@ def test_a_device_of_the_same_region_that_returns_is_used_again() -> None:
     assert [len(decision.plan.devices) for decision in record.decisions] == [2, 3]
 
 
-@pytest.mark.parametrize(("leaves_s", "returns_s"), [(0.5, 3.0), (30.0, 90.0)])
+@pytest.mark.parametrize(("leaves_s", "returns_s"), [(0.5, 3.0), pytest.param(30.0, 90.0, marks=pytest.mark.slow)])
 def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, returns_s: float) -> None:
     """As without a policy: whether the links were seen before or not, and without a probe first."""
     scenario = wide_scenario()
@@ -211,7 +211,7 @@ def test_the_first_plan_goes_on_soon_after_its_device_is_back(leaves_s: float, r
     assert per_s(adapted) > 0.98 * per_s(run(scenario, start, "none", 400.0))
 
 
-@pytest.mark.parametrize(("leaves_s", "returns_s"), [(10.0, 100.0), (60.0, 100.0)])
+@pytest.mark.parametrize(("leaves_s", "returns_s"), [pytest.param(10.0, 100.0, marks=pytest.mark.slow), (60.0, 100.0)])
 def test_an_absence_that_is_waited_out_does_not_make_the_plan_look_slow(leaves_s: float, returns_s: float) -> None:
     """One device alone takes 11 % longer for a step; with both away there is nothing to do but wait."""
     scenario = wide_scenario()
