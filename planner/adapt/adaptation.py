@@ -1,7 +1,7 @@
 """The adaptation loop: a policy decides which plan each step runs."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from dataclasses import fields, replace
 
@@ -208,7 +208,7 @@ class Adaptation:
         if proposed is None:
             return None
         when = f"when {', '.join(gone)} had left step {step}, policy {self._name}"
-        self._refuse_away(when, proposed, {*gone, *away})
+        self._refuse_away(when, proposed, seen.missing)
         self._check(when, running, proposed)
         self._starts = [each for each in self._starts if each.first_step < step]
         decision = self._decide(step, step, running, proposed, self._migration(when, running, proposed, away))
@@ -244,7 +244,7 @@ class Adaptation:
             if before != after:
                 raise RunError(f"{when} changes '{name}' from {before!r} to {after!r}, which a running job keeps")
 
-    def _refuse_away(self, when: str, proposed: Plan, away: set[str]) -> None:
+    def _refuse_away(self, when: str, proposed: Plan, away: Collection[str]) -> None:
         named = [device for device in proposed.devices if device in away]
         if named:
             raise RunError(

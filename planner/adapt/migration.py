@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
+from planner.adapt.observation import Observation
 from planner.cost.network import nominal_path, opening_s, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
@@ -90,10 +91,11 @@ def migration_between(
     return _between(old, new, scenario, gone, backups)
 
 
-def is_reachable(old: Plan, new: Plan, scenario: Scenario, gone: Collection[str]) -> bool:
-    """Return whether devices that are left, or backups on them, have the state of all layers that ``new`` needs."""
+def is_reachable(observation: Observation, new: Plan, scenario: Scenario) -> bool:
+    """Return whether present devices, or backups on them, have the state of all layers that ``new`` needs."""
+    running = observation.plan
     try:
-        migration_between(old, new, scenario, gone, backup_holders(old))
+        migration_between(running, new, scenario, observation.missing, backup_holders(running))
     except InputError:
         return False
     return True

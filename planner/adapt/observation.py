@@ -142,6 +142,11 @@ class Observation:
     left_s: float = math.inf
     unused: tuple[UnusedPath, ...] = ()
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """Devices that a new plan must not name: those that have left in this step, and those known to be absent."""
+        return frozenset({*self.gone, *self.away})
+
 
 def _is_late(event: Event) -> bool:
     return event.kind in (EventKind.BACKUP, EventKind.MIGRATE) or is_exchange(event) or is_link_probe(event)

@@ -5,7 +5,10 @@ from typing import Protocol
 
 from planner.adapt.migration import NO_MIGRATION, Migration
 from planner.adapt.observation import Observation
-from planner.plan.plan import Pipeline, Plan, Synchronisation
+from planner.check import is_possible
+from planner.plan.plan import EXPLICIT, Pipeline, Plan, Synchronisation
+from planner.scenario.scenario import Scenario
+from planner.step.orders import with_schedule
 
 # Number of steps from an observed step to the first step with the new plan. Observation and decision travel during the
 # step between the two, so that no device waits for them. Both backends have this lag.
@@ -27,6 +30,15 @@ class Policy(Protocol):
         empty) is observed in addition, before it is finished: None then means to wait for these devices, and a
         returned plan must not name them.
         """
+
+
+def with_usable_schedule(old: Plan, new: Plan, scenario: Scenario) -> Plan:
+    """Return ``new``, made from ``old``, with the old schedule if that is possible, and else with 1F1B.
+
+    Explicit orders fit the old stages and microbatches only, and depths were chosen for a schedule that respects them.
+    """
+    is_usable = new == old or (new.schedule != EXPLICIT and is_possible(new, scenario))
+    return new if is_usable else with_schedule(new, scenario, "1f1b")
 
 
 def measures_unused_links(policy: Policy | None) -> bool:

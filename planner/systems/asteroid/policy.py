@@ -27,13 +27,12 @@ from itertools import accumulate, pairwise
 
 from planner.adapt.migration import Migration, is_reachable, migration_between
 from planner.adapt.observation import Observation
-from planner.check import is_possible
+from planner.adapt.policy import with_usable_schedule
 from planner.cost.in_flight import fitting_depths, no_split_fits
 from planner.cost.layers import mean_compute_s
 from planner.cost.stage import replica_times
-from planner.plan.plan import EXPLICIT, Pipeline, Plan, Replica, Stage
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
-from planner.step.orders import with_schedule
 from planner.systems.asteroid.round_latency import round_latency_s, round_steps
 from planner.systems.asteroid.strategy import HybridRules, asteroid_depth, by_memory, counted_plan
 from traces.common.errors import InputError
@@ -97,12 +96,8 @@ def replay(
     Raises:
         InputError: A pipeline has lost all of its devices, or the remaining ones have too little memory.
     """
-    found = replace(
-        plan, pipelines=tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
-    )
-    # Orders fit the old stages only, and depths were chosen for an order that respects them.
-    fits = found == plan or (plan.schedule != EXPLICIT and is_possible(found, scenario))
-    return found if fits else with_schedule(found, scenario, "1f1b")
+    pipelines = tuple(_without(each, scenario, gone, rules, plan.strategy) for each in plan.pipelines)
+    return with_usable_schedule(plan, replace(plan, pipelines=pipelines), scenario)
 
 
 def _without(
@@ -203,7 +198,7 @@ class AsteroidReplay:
     def decide(self, observation: Observation, plan: Plan) -> Plan | None:
         """Return the repaired plan, or None if the plan uses no lost device or none is left; raise as `replay`."""
         is_hit = not set(observation.gone).isdisjoint(plan.devices)
-        is_any_left = not self._scenario.cluster.by_name.keys() <= {*observation.gone, *observation.away}
+        is_any_left = not self._scenario.cluster.by_name.keys() <= observation.missing
         return self._repaired(plan, observation) if is_hit and is_any_left else None
 
     def _repaired(self, plan: Plan, observation: Observation) -> Plan | None:
@@ -214,9 +209,8 @@ class HeavyRescheduling(AsteroidReplay):
     """The policy ``heavy-rescheduling``; each run needs an object of its own."""
 
     def _repaired(self, plan: Plan, observation: Observation) -> Plan | None:
-        lost = {*observation.gone, *observation.away}
-        found = replan(plan, self._scenario, lost)
-        return found if is_reachable(observation.plan, found, self._scenario, lost) else None
+        found = replan(plan, self._scenario, observation.missing)
+        return found if is_reachable(observation, found, self._scenario) else None
 
 
 def replan(plan: Plan, scenario: Scenario, gone: Collection[str]) -> Plan:

@@ -106,7 +106,7 @@ class AutoPolicy:
             self.portfolio.add(plan)
             self._regret = RegretBudget(plan)
         self._is_disturbed |= bool(observation.gone)
-        away = frozenset({*observation.gone, *observation.away})
+        away = observation.missing
         if away.intersection(plan.devices):
             self._probes.give_up()
             # What is lost is counted from the plan that runs; the latest one may be decided for a later step.

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import product
 from math import inf
 
+from planner.adapt.worker_moves import devices_of
 from planner.check import is_possible
 from planner.cost.in_flight import fitting_depths, no_split_fits, plain_depths
 from planner.cost.synchronisation import uneven_sum
@@ -234,10 +235,7 @@ def _has_stages(plan: Plan) -> bool:
 
 def _device_sets(plan: Plan) -> frozenset[frozenset[str]]:
     """Return the set of devices of each pipeline."""
-    return frozenset(
-        frozenset(device for stage in pipeline.stages for replica in stage.replicas for device in replica.devices)
-        for pipeline in plan.pipelines
-    )
+    return frozenset(map(devices_of, plan.pipelines))
 
 
 def _ordered(plan: Plan, scenario: Scenario) -> Iterator[Plan]:

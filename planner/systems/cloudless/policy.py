@@ -18,11 +18,10 @@ from dataclasses import replace
 
 from planner.adapt.migration import is_reachable
 from planner.adapt.observation import Observation
-from planner.check import is_possible
-from planner.plan.plan import EXPLICIT, Pipeline, Plan
+from planner.adapt.policy import with_usable_schedule
+from planner.plan.plan import Pipeline, Plan
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
-from planner.step.orders import with_schedule
 from planner.systems.cloudless.accumulation import AdaptiveAccumulation
 from planner.systems.cloudless.elastic_scheduling import Offers, Schedule, greedy_schedule, schedule_within
 from planner.systems.cloudless.strategy import region_offers, regional_plan
@@ -53,7 +52,7 @@ class CloudlessPolicy:
         if not observation.gone:
             # If a device was lost, the step was interrupted and its compute times are incomplete.
             learn_slowdowns(self._slowdown, observation, self._scenario)
-        missing = {*observation.gone, *observation.away}
+        missing = observation.missing
         senders = _senders(plan)
         if senders and (missing.intersection(plan.devices) or len(set(map(self._region, senders))) < len(senders)):
             # Devices are waited for. Plans with several pipelines in a region are not made here.
@@ -62,11 +61,9 @@ class CloudlessPolicy:
             exchanging = self._accumulation.choose(observation, plan, self._step_s(plan))
             return self._better(exchanging, missing) or (exchanging if exchanging != plan else None)
         found = self._better(plan, missing)
-        if found is None or is_reachable(observation.plan, found, self._scenario, missing):
-            return found
-        return None
+        return found if found is not None and is_reachable(observation, found, self._scenario) else None
 
-    def _better(self, plan: Plan, missing: set[str]) -> Plan | None:
+    def _better(self, plan: Plan, missing: frozenset[str]) -> Plan | None:
         """Return the plan on other devices or with other samples; None if it saves too little."""
         proposed = self._rescheduled(plan, missing)
         if proposed is None or missing.intersection(plan.devices):
@@ -77,7 +74,7 @@ class CloudlessPolicy:
         saves = price > 0 and after_s * other_price <= before_s * price * (1 - LEAST_GAIN)
         return proposed if faster or (saves and after_s < before_s * (1 + LEAST_GAIN)) else None
 
-    def _rescheduled(self, plan: Plan, missing: set[str]) -> Plan | None:
+    def _rescheduled(self, plan: Plan, missing: frozenset[str]) -> Plan | None:
         """Return the plan on the devices that elastic scheduling rents now; None if the model fits on none of them."""
         # Devices outside the plan count as slower, so that they replace others only if they are clearly better.
         slowdown = {
@@ -108,10 +105,7 @@ class CloudlessPolicy:
         if senders := _senders(plan):
             regions = list(offers)
             pipelines = tuple(_led(pipelines[regions.index(self._region(sender))], sender) for sender in senders)
-        found = replace(plan, pipelines=pipelines)
-        # Orders fit the old microbatches only, and gpipe needs more memory.
-        fits = plan.schedule != EXPLICIT and is_possible(found, self._scenario)
-        return found if fits else with_schedule(found, self._scenario, "1f1b")
+        return with_usable_schedule(plan, replace(plan, pipelines=pipelines), self._scenario)
 
     def _step_s(self, plan: Plan) -> float:
         return step_time_s(plan, self._scenario, slowdown=self._slowdown)

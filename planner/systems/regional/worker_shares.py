@@ -52,7 +52,7 @@ class WorkerShares:
             left_out: Devices of workers that do not take part, unless nobody else is there.
         """
         self._whole = self._whole or observation.first_plan or plan
-        away = {*observation.gone, *observation.away}
+        away = observation.missing
         if not observation.gone and observation.plan.pipelines != plan.pipelines:
             # The plan is about to change.
             return None
