@@ -54,6 +54,11 @@ class PlanObjective:
     loss: float | None = None
     assumed_tokens: int | None = None
 
+    @property
+    def limits(self) -> dict[str, float | None]:
+        """The limits by their names in `planner.systems.auto.objective.Limits`."""
+        return {"budget_per_hour": self.budget_per_hour, "samples_per_s": self.rate_samples_per_s}
+
 
 @dataclass(frozen=True)
 class ChosenPlan:
@@ -102,7 +107,7 @@ def _best_plan(scenario: Scenario, asked: PlanObjective) -> ChosenPlan:
         if given is not None:
             valid = f"add '--objective {LOSS_OBJECTIVES[0]}' or '--objective {LOSS_OBJECTIVES[1]}', or leave it out"
             raise InputError("it has no meaning for this objective", where=option, valid=valid)
-    objective = Objective(asked.name or "throughput", asked.budget_per_hour, asked.rate_samples_per_s)
+    objective = Objective(asked.name or "throughput", **asked.limits)
     if asked.robust is None:
         return ChosenPlan(start_plan(scenario, objective))
     try:
@@ -134,7 +139,7 @@ def _plan_to_loss(scenario: Scenario, asked: PlanObjective) -> ChosenPlan:
             "FILE}', or plan by published laws of language models with '--assume-convergence TOKENS_OF_A_SAMPLE'",
         )
     assumed = asked.assumed_tokens is not None
-    goal = LossGoal(asked.name, asked.loss, law, assumed, asked.budget_per_hour, asked.rate_samples_per_s)
+    goal = LossGoal(asked.name, asked.loss, law, assumed, **asked.limits)
     found = plan_to_loss(scenario, goal)
     how = "assumed" if assumed else "measured"
     named = replace(found.best.plan, strategy=f"{_STRATEGY} to loss {asked.loss:g} by {how} convergence")

@@ -41,32 +41,54 @@ ROUNDED = 1 + 1e-9
 CostModel = Callable[[Plan], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that a plan must keep.
+
+    Attributes:
+        budget_per_hour: Upper limit of the plan's price, above zero, US dollars per hour; None for no limit.
+        samples_per_s: Lower limit of the throughput, above zero, samples per second; None for no limit. For a deadline,
+            give the samples to train divided by the seconds that are left.
+
+    Raises:
+        InputError: A limit is not above zero.
+    """
+
+    budget_per_hour: float | None = None
+    samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("budget_per_hour", "samples_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
+
+    def are_kept(self, samples: int, step_s: float, step_price: float) -> bool:
+        """Return whether steps of ``samples`` keep the limits; ``step_price`` is in US dollars."""
+        budget, rate = self.budget_per_hour, self.samples_per_s
+        is_dear = budget is not None and 3600 * step_price > budget * step_s * ROUNDED
+        is_slow = rate is not None and samples * ROUNDED < rate * step_s
+        return not is_dear and not is_slow
+
+
+@dataclass(frozen=True)
+class Objective(Limits):
     """A quantity to minimise, and limits that the plan must keep.
 
     Attributes:
         name: ``throughput`` to minimise the time of a step, ``cost`` to minimise the price of a step.
-        budget_per_hour: Upper limit of the plan's price, above zero, US dollars per hour; None for no limit.
-        samples_per_s: Lower limit of the throughput, above zero, samples per second; None for no limit. For a deadline,
-            give the samples to train divided by the seconds that are left.
 
     Raises:
         InputError: The name is unknown, or a limit is not above zero.
     """
 
     name: str = "throughput"
-    budget_per_hour: float | None = None
-    samples_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.name not in OBJECTIVES:
             valid = f"one of {', '.join(OBJECTIVES)}"
             raise InputError(f"unknown objective '{self.name}'", where="objective", valid=valid)
-        for name in ("budget_per_hour", "samples_per_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"{name} is {value:g}", where="objective", valid="a number above zero")
+        super().__post_init__()
 
     def score(self, plan: Plan, step_s: float, scenario: Scenario) -> float:
         """Return the quantity to minimise, in seconds or US dollars per step; infinity if the plan breaks a limit.
@@ -76,9 +98,7 @@ class Objective:
         per_hour = sum(scenario.cluster.by_name[device].price_per_hour for device in plan.devices)
         is_priced = self.name == "cost" or self.budget_per_hour is not None
         step_price = per_hour * step_s / 3600 + (traffic_price(plan, scenario) if is_priced else 0.0)
-        if self.budget_per_hour is not None and 3600 * step_price > self.budget_per_hour * step_s * ROUNDED:
-            return float("inf")
-        if self.samples_per_s is not None and plan.global_batch * ROUNDED < self.samples_per_s * step_s:
+        if not self.are_kept(plan.global_batch, step_s, step_price):
             return float("inf")
         quantity = step_s if self.name == "throughput" else step_price
         return quantity * EXTRAPOLATED if is_extrapolated(plan, scenario) else quantity

@@ -8,6 +8,7 @@ from itertools import product
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Plan
 from planner.scenario.convergence import LossLaw, Steps, TrainingMode
+from planner.systems.auto.objective import Limits
 
 TIME, COST = "time-to-loss", "cost-to-loss"
 LOSS_OBJECTIVES = (TIME, COST)
@@ -25,24 +26,20 @@ _MIXING = 0.5
 
 
 @dataclass(frozen=True)
-class LossGoal:
-    """What a plan is wanted for.
+class LossGoal(Limits):
+    """What a plan is wanted for, and limits that it must keep.
 
     Attributes:
         name: ``time-to-loss`` or ``cost-to-loss``.
         loss: The loss to reach, above zero.
         law: The law of the task's loss.
         assumed: Whether the law is not of this task, but from publications.
-        budget_per_hour: Largest price of the plan, US dollars per hour; None for no limit.
-        samples_per_s: Least throughput, samples per second; None for no limit.
     """
 
     name: str
     loss: float
     law: LossLaw
     assumed: bool = False
-    budget_per_hour: float | None = None
-    samples_per_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from planner.plan.outer_step import ALLGATHER, EXCHANGES, OuterStep
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.convergence import ALLREDUCE, Steps, TrainingMode
 from planner.scenario.scenario import Scenario, allowing_compressions, within_regions
-from planner.systems.auto.objective import ROUNDED, Objective, contended_step_time_s, traffic_price
+from planner.systems.auto.objective import Objective, contended_step_time_s, traffic_price
 from planner.systems.auto.robust import mean_step_s
 from planner.systems.auto.strategy import plan_for
 from planner.systems.regional.loss_plan import (
@@ -190,10 +190,7 @@ class _Search:
             yield found
 
     def _keeps_limits(self, each: LossPlan) -> bool:
-        budget, rate = self._goal.budget_per_hour, self._goal.samples_per_s
-        is_dear = budget is not None and 3600 * each.step_price > budget * each.step_s * ROUNDED
-        is_slow = rate is not None and each.plan.global_batch * ROUNDED < rate * each.step_s
-        return not is_dear and not is_slow
+        return self._goal.are_kept(each.plan.global_batch, each.step_s, each.step_price)
 
     def _plan(self, made: Sequence[TimedPipeline], schedule: str) -> Plan:
         pipelines = tuple(each.pipeline for each in made)
