@@ -57,7 +57,7 @@ NO_MIGRATION = Migration(())
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class Shard:
     """Part number ``part`` of the ``degree`` equal parts into which tensor parallelism divides a layer."""
 
     layer: int
@@ -112,7 +112,7 @@ def _between(
     gone: Collection[str],
     backups: Mapping[int, Sequence[str]] | None,
 ) -> Migration:
-    held = {device: shards for device, shards in _held(old).items() if device not in gone}
+    held = {device: shards for device, shards in held_shards(old).items() if device not in gone}
     copies = {layer: [each for each in own if each not in gone] for layer, own in (backups or {}).items()}
     return _from_nearest(held, copies, new, scenario)
 
@@ -125,12 +125,12 @@ def moves_from(held: Mapping[str, Collection[int]], plan: Plan, scenario: Scenar
     Raises:
         InputError: No device holds a layer.
     """
-    whole = {device: frozenset(_Shard(layer, 1, 0) for layer in layers) for device, layers in held.items()}
+    whole = {device: frozenset(Shard(layer, 1, 0) for layer in layers) for device, layers in held.items()}
     return _from_nearest(whole, {}, plan, scenario)
 
 
 def _from_nearest(
-    held: Mapping[str, frozenset[_Shard]], backups: Mapping[int, Sequence[str]], new: Plan, scenario: Scenario
+    held: Mapping[str, frozenset[Shard]], backups: Mapping[int, Sequence[str]], new: Plan, scenario: Scenario
 ) -> Migration:
     """Return the transfers of the shards that devices need for ``new`` and do not hold, from their nearest holders."""
     holders: dict[int, list[str]] = defaultdict(list)
@@ -148,7 +148,7 @@ def _from_nearest(
 
     wanted = [
         (source, target, shard.degree, shard.layer)
-        for target, shards in _held(new).items()
+        for target, shards in held_shards(new).items()
         for shard in sorted(shards - held.get(target, frozenset()), key=lambda shard: shard.layer)
         if (source := source_of(target, shard.layer)) != target
     ]
@@ -197,13 +197,13 @@ def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: in
     return copies * scenario.model.at_degree(degree).parameter_bytes(first_layer, end_layer)
 
 
-def _held(plan: Plan) -> dict[str, frozenset[_Shard]]:
+def held_shards(plan: Plan) -> dict[str, frozenset[Shard]]:
     """Return the shards that each device holds."""
-    held: dict[str, frozenset[_Shard]] = defaultdict(frozenset)
+    held: dict[str, frozenset[Shard]] = defaultdict(frozenset)
     for stage in plan.stages:
         for replica in stage.replicas:
             for part, device in enumerate(replica.devices):
-                held[device] |= {_Shard(layer, replica.tensor_parallel, part) for layer in stage.layers}
+                held[device] |= {Shard(layer, replica.tensor_parallel, part) for layer in stage.layers}
     return held
 
 

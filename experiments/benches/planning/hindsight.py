@@ -1,13 +1,13 @@
 """Chooses the static plans that are best in hindsight, and says what changes of the plan could gain on them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
 from experiments.benches.planning.adaptation_cases import run_for
-from planner.adapt.migration import migration_between, migration_time_s
+from planner.adapt.migration import held_shards, migration_between, migration_time_s
 from planner.check import is_possible
 from planner.plan.plan import Plan
 from planner.runs.metrics import measure
@@ -61,24 +61,13 @@ def possible_gains(scenario: Scenario, plans: Sequence[Plan], duration_s: float)
     windows = _windows(scenario, duration_s)
     judged_per_s = _judged_per_s(plans, windows)
     first_per_s = float(judged_per_s[0].mean())
-    alike: dict[frozenset[tuple[str, int]], list[int]] = {}
+    alike: dict[Hashable, list[int]] = {}
     for number, plan in enumerate(plans):
-        alike.setdefault(_placement(plan), []).append(number)
+        alike.setdefault(frozenset(held_shards(plan).items()), []).append(number)
     # Changes among plans with the same layers on the same devices take no time.
     per_s = np.stack([judged_per_s[numbers].max(axis=0) for numbers in alike.values()])
     moves_s = _moves_s([plans[numbers[0]] for numbers in alike.values()], windows)
     return PossibleGains(float(judged_per_s.max(axis=0).mean()) / first_per_s, best_mean(per_s, moves_s) / first_per_s)
-
-
-def _placement(plan: Plan) -> frozenset[tuple[str, int]]:
-    stages = (stage for pipeline in plan.pipelines for stage in pipeline.stages)
-    return frozenset(
-        (device, layer)
-        for stage in stages
-        for replica in stage.replicas
-        for device in replica.devices
-        for layer in stage.layers
-    )
 
 
 def _moves_s(plans: Sequence[Plan], windows: Sequence[Scenario]) -> Floats:
