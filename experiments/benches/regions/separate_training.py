@@ -5,18 +5,19 @@ characters with different numbers of steps between exchanges; with compressed me
 the layers. The loss is measured on text that was held out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
+import torch
 from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
+from executor.training.models.loading import load_model
 from experiments.benches.cases import two_stage_plan, workers_plan
 from experiments.benches.kept import KeptResults
-from experiments.benches.regions.held_out import held_out_loss
 from experiments.benches.result import BenchResult, Check, Row, at_most
 from experiments.benches.simulation.predicted import profile_of
 from planner.plan.outer_step import OuterStep
@@ -200,3 +201,14 @@ def character_scenario(
     links = tuple(Link(one, other, 1e9, 0.0) for one in regions for other in regions if one != other)
     training = Training(samples, optimizer=rule, seed=seed)
     return Scenario("workers", Cluster(devices, links), profile_of(code, {KIND: unused}), training, code)
+
+
+def held_out_loss(scenario: Scenario, parameters: Mapping[str, torch.Tensor]) -> float:
+    """Return the loss of a scenario's model with these parameters on the text that is held out of training."""
+    assert scenario.code is not None, "the model has text"
+    model = load_model(scenario.code, 0)
+    inputs, targets = model.held_out()  # type: ignore[attr-defined]
+    layers = torch.nn.Sequential(*model.layers)
+    layers.load_state_dict(dict(parameters))
+    with torch.no_grad():
+        return float(model.loss(layers(inputs), targets))

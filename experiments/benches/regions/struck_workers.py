@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from experiments.benches.cases import workers_plan
-from experiments.benches.regions.held_out import held_out_loss
-from experiments.benches.regions.separate_training import HUB, KIND, character_scenario
+from experiments.benches.regions.separate_training import HUB, KIND, character_scenario, held_out_loss
 from experiments.benches.result import BenchResult, Row, at_least, at_most
 from planner.events.event import EventKind
 from planner.plan.outer_step import OuterStep

@@ -12,7 +12,7 @@ short runs that `ropebridge profile convergence` makes.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from statistics import mean, stdev
 
 from safetensors.torch import load_file
@@ -30,7 +30,6 @@ from experiments.benches.regions.four_regions import (
     regions_scenario,
     with_measured_times,
 )
-from experiments.benches.regions.held_out import Snapshot, time_to_loss
 from experiments.benches.regions.torch_diloco import END_FILE, PARAMETERS_FILE
 from experiments.benches.result import BenchResult, Check, Row, at_least, at_most
 from experiments.profiles.convergence import ConvergenceConfig, profile_convergence
@@ -64,6 +63,15 @@ _INTERVALS = "5,20"
 
 LEAST_OF_SYNCHRONOUS, LEAST_OF_HAND_SET = 3.0, 1.15
 MOST_OF_TORCHFT, MOST_DEVIATIONS = 1.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The loss of the parameters that a run would have written if it had ended after ``step`` steps, at ``time_s``."""
+
+    step: int
+    time_s: float
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +239,16 @@ def _checks(
         apart = abs(mean(loss for _, loss in own) - mean(loss for _, loss in other))
         checks.append(at_most("difference of their losses, deviations of seeds", apart / noise, MOST_DEVIATIONS))
     return checks
+
+
+def time_to_loss(snapshots: Sequence[Snapshot], loss: float) -> float:
+    """Return the time at which a run reaches a loss, seconds, linear between snapshots; infinite if it never does."""
+    before: Snapshot | None = None
+    for each in snapshots:
+        if each.loss <= loss:
+            if before is None:
+                return each.time_s
+            share = (before.loss - loss) / (before.loss - each.loss)
+            return before.time_s + share * (each.time_s - before.time_s)
+        before = each
+    return inf

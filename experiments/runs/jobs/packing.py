@@ -21,7 +21,7 @@ from executor.deploy.bundle import (
 )
 from executor.validate import check_supported
 from experiments.runs.jobs.messages import BODY_BYTES, parse
-from experiments.runs.jobs.placement import Devices
+from experiments.runs.jobs.states import Devices
 from experiments.runs.jobs.store import Submission
 from planner.check import check_plan
 from traces.common.atomic import scratch_folder

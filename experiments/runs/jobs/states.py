@@ -1,4 +1,4 @@
-"""The states of a job, as pure functions: what may follow what, and which reports about an attempt still count.
+"""The states of a job, as pure functions: what may follow what, which reports still count, which job a host takes.
 
 An attempt is one process of a host that runs the job; a later attempt goes on from the checkpoints of the earlier ones.
 Attempts are numbered from 1. Only the report of the newest attempt counts: a host that was cut off, and whose job is
@@ -10,11 +10,16 @@ placed elsewhere by now, names an older number.
       └────── loss ──────┘
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 # A job whose attempts were lost this often is given up: it may be the reason for which its hosts die.
 MOST_ATTEMPTS = 20
+
+# Number of devices by their kind, as in a scenario.
+Devices = Mapping[str, int]
 
 
 class State(StrEnum):
@@ -92,3 +97,32 @@ def stop(job: JobState) -> JobState:
     if job.state is State.RUNNING:
         return replace(job, state=State.STOPPING)
     return job
+
+
+def fits(needed: Devices, offered: Devices) -> bool:
+    """Return whether a host that offers some devices has all that a job needs."""
+    return all(offered.get(kind, 0) >= count for kind, count in needed.items())
+
+
+def choose_jobs(queue: Sequence[tuple[str, Devices]], offered: Devices, used: Iterable[Devices]) -> list[str]:
+    """Return the jobs that a host takes now.
+
+    A job that fits on the host, but not beside the jobs that the host has, makes all later jobs wait: otherwise small
+    jobs could keep a large one waiting for ever. Jobs that are too large for the host are left to others.
+
+    Args:
+        queue: Each queued job, the oldest first, with the devices that it needs.
+        offered: All devices of the host.
+        used: The devices of each job that the host has.
+    """
+    free = Counter(offered)
+    for devices in used:
+        free.subtract(devices)
+    chosen = []
+    for job, needed in queue:
+        if fits(needed, free):
+            chosen.append(job)
+            free.subtract(needed)
+        elif fits(needed, offered):
+            break
+    return chosen

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from experiments.runs.jobs.messages import AttemptEnd, Heartbeat, Running
-from experiments.runs.jobs.placement import choose_jobs, fits
-from experiments.runs.jobs.states import ENDED, MOST_ATTEMPTS, Outcome, State
+from experiments.runs.jobs.states import ENDED, MOST_ATTEMPTS, Outcome, State, choose_jobs, fits
 from experiments.runs.jobs.store import ConflictError, Store, Submission, UnknownJobError
 from traces.common.errors import InputError
 
