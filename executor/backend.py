@@ -304,9 +304,9 @@ def _recording(
     if checkpoints is None:
         yield config
         return
-    from executor.recovery.checkpoints import CheckpointFolder
+    from executor.recovery.claim import held
 
-    with CheckpointFolder(checkpoints.folder).held() as mark:
+    with held(checkpoints.folder) as mark:
         if isinstance(survival, Attachment):
             yield config
             return

@@ -75,7 +75,7 @@ class RunConfig:
             the loss of ranks; 0 makes no copies, so that the loss of a rank ends the run.
         checkpoints: The folder of checkpoints, from which an ended run can be resumed; empty if there is none.
         checkpoints_mark: Content of a file in that folder, by which each rank checks that its folder is the same; see
-            `CheckpointFolder.check_held`.
+            `executor.recovery.claim.check_held`.
         checkpoint_every: Number of steps between two checkpoints; 0 writes none.
         checkpoints_kept: Number of the newest checkpoints that are kept.
         attempt: Folder on the head for rows and losses, which outlives the job (executor/control/record/); empty in

@@ -28,7 +28,7 @@ from executor.rank.facts import Job, data_facts, job_facts, model_facts
 from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.rank.syncer import Syncer
-from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.claim import check_held
 from executor.runtime.decoupled.updates import OWN_STEP
 from executor.training.device import (
     check_gpu_memory,
@@ -301,10 +301,10 @@ class Rank:
 
     def _check_checkpoints(self) -> None:
         """Raise if the folder of checkpoints is not the same one on all hosts."""
-        folder, mark = CheckpointFolder(Path(self._config.run.checkpoints)), self._config.run.checkpoints_mark
+        run = self._config.run
 
         def check() -> tuple[None, Facts]:
-            folder.check_held(mark)
+            check_held(Path(run.checkpoints), run.checkpoints_mark)
             return None, {}
 
         wait_s = timeouts().shared_folder_s + timeouts().connect_s

@@ -8,23 +8,16 @@ Pipelines that meet in outer steps have different parameters: then the folder ``
 pipeline N from 1 on, and all of them must be complete.
 """
 
-import fcntl
 import json
 import math
-import os
 import shutil
-import socket
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
 
-from executor.core.timeouts import timeouts
 from executor.recovery.checkpoint_file import (
     DamagedError,
     Header,
@@ -36,15 +29,13 @@ from executor.recovery.checkpoint_file import (
     split_outer,
     write_part,
 )
-from executor.training.flat_state import model_state
-from executor.training.models.loading import check_model
 from planner.files.plan import parse_plan
-from planner.plan.plan import Plan
-from planner.scenario.scenario import WEIGHT_INDEX, Scenario
-from traces.common.atomic import missing_folders, remove_empty, write_text_atomically
+from planner.scenario.scenario import WEIGHT_INDEX
+from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
+from traces.common.locks import lock_file
 
-_LOCK, _MARK = "lock", "mark"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +98,7 @@ class CheckpointFolder:
         step, model = part.step, part.model
         write_part(self._place(step) / f"{quote(device, safe='')}.safetensors", part)
         # Of devices that write at the same time, the last one finds the files of all.
-        with suppress(OSError, DamagedError), (self._place(step) / _LOCK).open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError, DamagedError), lock_file(self._place(step) / _LOCK, waiting=lambda: None):
             alike = (own for own in self._by_plan(step) if _are_same(part.plan, next(iter(own.values())).plan))
             headers = next(alike, {})
             files = files_by_layer(headers)
@@ -229,78 +219,6 @@ class CheckpointFolder:
         with _damaged_since():
             return self._found(step, model)
 
-    @contextmanager
-    def held(self) -> Iterator[str]:
-        """Lock the folder against other runs until the block ends; leave no trace if nothing else is in it then.
-
-        Yields:
-            A random mark, also written to the folder, by which `check_held` recognises the folder.
-
-        Raises:
-            InputError: Another run holds the lock, or the folder cannot be created.
-        """
-        missing = missing_folders(self.path)
-        try:
-            with self._locked():
-                mark = token_hex(8)
-                write_text_atomically(self.path / _MARK, mark)
-                try:
-                    yield mark
-                finally:
-                    with suppress(OSError):
-                        if {each.name for each in self.path.iterdir()} <= {_LOCK, _MARK}:
-                            (self.path / _MARK).unlink(missing_ok=True)
-                            (self.path / _LOCK).unlink()
-        finally:
-            remove_empty(missing)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        while True:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                file = (self.path / _LOCK).open("wb")
-            except OSError as error:
-                raise InputError(
-                    f"no checkpoints can be written: {error.strerror}",
-                    where=str(self.path),
-                    valid="a folder that can be created and written to",
-                ) from error
-            with file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise InputError(
-                        "another run writes its checkpoints here", where=str(self.path), valid="choose another folder"
-                    ) from None
-                # A run that ended in the meantime may have removed the file: then its lock keeps nobody out.
-                try:
-                    is_there = os.path.samestat(os.fstat(file.fileno()), (self.path / _LOCK).stat())
-                except FileNotFoundError:
-                    is_there = False
-                if is_there:
-                    yield
-                    return
-
-    def check_held(self, mark: str) -> None:
-        """Raise `InputError` if the ``mark`` of the launcher's `held` does not appear in this folder in time."""
-        limits = timeouts()
-        until_s = time.monotonic() + limits.shared_folder_s
-        while self._mark() != mark:
-            if time.monotonic() > until_s:
-                raise InputError(
-                    "this folder for checkpoints is not the same folder as on the head",
-                    where=f"{self.path} on {socket.gethostname()}",
-                    valid="give '--checkpoint' a folder that all hosts share, or leave it out",
-                )
-            time.sleep(limits.shared_folder_retry_s)
-
-    def _mark(self) -> str:
-        try:
-            return (self.path / _MARK).read_text()
-        except OSError:
-            return ""
-
     def _place(self, step: int) -> Path:
         return self.path / f"step-{step:08d}"
 
@@ -373,51 +291,3 @@ def _another_model(path: Path, there: tuple[str, ...], wanted: tuple[str, ...]) 
         where=str(path),
         valid="resume with the scenario that the run had, or choose another folder",
     )
-
-
-def resumption(
-    folder: Path,
-    scenario: Scenario,
-    steps: int,
-    tell: Callable[[str], None],
-    is_recorded: Callable[[int], bool] = lambda _: True,
-) -> tuple[int, Plan]:
-    """Return the step from which a run resumes, and the plan of its newest complete checkpoint.
-
-    The step is ``steps`` if the run has done all and ``is_recorded`` says that its record is whole too. Otherwise the
-    last steps are done again, from the checkpoint before.
-
-    Raises:
-        InputError: No checkpoint is complete, the newest is of another model, or the run has done more steps.
-    """
-    layers = check_model(scenario).model.layers
-    newest = partial(CheckpointFolder(folder).newest, model_state(layers, scenario.training.optimizer.name), tell)
-    found = newest()
-    if found.step == steps and not is_recorded(steps):
-        tell(f"the run has done {steps} steps, but its record lacks some: these are done again")
-        found = newest(steps - 1)
-    if found.step > steps:
-        raise InputError(
-            f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
-        )
-    _drop_newer(CheckpointFolder(folder).others, found.step)
-    return found.step, parse_plan(found.plan)
-
-
-def _drop_newer(folders: Iterable[CheckpointFolder], step: int) -> None:
-    """Remove checkpoints after ``step`` that some pipelines have written, lest they mix with those of the next run."""
-    for folder in folders:
-        for newer in folder.steps:
-            if newer > step:
-                folder.drop(newer)
-
-
-def refuse_used(folder: Path) -> None:
-    """Raise `InputError` if a folder contains checkpoints: a run from step 0 must not mix with another run."""
-    found = CheckpointFolder(folder)
-    if found.steps or any(each.steps for each in found.others):
-        raise InputError(
-            "there are checkpoints here already",
-            where=str(folder),
-            valid="go on from them with '--resume', or choose another folder",
-        )

@@ -1,8 +1,6 @@
 """The folder of a sweep: its description, a log of every worker, and the table."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -16,6 +14,7 @@ from experiments.sweep.table import described
 from planner.files.documents import read_json
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError
+from traces.common.locks import lock_file
 
 SWEEP = "sweep.json"
 TABLE = "points.parquet"
@@ -69,19 +68,15 @@ def claimed(folder: Path, sweep: Sweep) -> Iterator[Path]:
     check_folder(folder, sweep)
     try:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOGS / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = lock_file(folder / LOGS / _LOCK)
+    except BlockingIOError:
+        raise InputError("this sweep is under way already", where=str(folder), valid="wait for its end") from None
     except OSError as error:
         raise no_folder(folder, error) from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError("this sweep is under way already", where=str(folder), valid="wait for its end") from None
+    with lock:
         # Checked again, since another process may have begun a sweep here before the lock was taken.
         check_folder(folder, sweep)
         yield folder
-    finally:
-        os.close(lock)
 
 
 def write_sweep_json(folder: Path, sweep: Sweep, points: int, metrics: Sequence[str], kind: str) -> None:

@@ -67,7 +67,7 @@ def checkpoint_config(
         return None, None
     # Loads torch, which paced runs do not need.
     from executor.control.record.joined_attempts import is_recorded
-    from executor.recovery.checkpoints import refuse_used, resumption
+    from executor.recovery.claim import refuse_used, resumption
 
     every = every or CHECKPOINT_EVERY
     if not resume:

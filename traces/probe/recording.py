@@ -5,14 +5,14 @@ last row without line end, left by a crash, is ignored. Times exclude pauses of 
 rate.
 """
 
-import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from traces.common.atomic import check_place
 from traces.common.errors import InputError, RunError
+from traces.common.locks import lock_file
 from traces.formats import csv_units
 
 _HEADER = csv_units.RECORDING_HEADER.encode()
@@ -55,7 +55,7 @@ class Recording:
         self.latency_s: float | None = None
         self._latest_ms = -1
         self._whole_bytes = 0
-        self._file: int | None = None
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         check_place(self.path)
@@ -66,7 +66,7 @@ class Recording:
                 raise InputError("cannot be written: Permission denied", str(self.path), "choose another folder")
             return self
         try:
-            self._open(os.O_RDWR)
+            self._open("r+b")
             self._resume()
         except BaseException:
             self._close()
@@ -86,14 +86,14 @@ class Recording:
         time_ms = max(round(1000 * time_s), self._latest_ms + 1)
         row = f"{time_ms / 1000:.3f},{sample.bandwidth_bps / 1e6:.6f},{1000 * sample.latency_s:.3f}\n".encode()
         if self._file is None:
-            self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self._open("x+b")
         assert self._file is not None
         if not self._whole_bytes:
             row = _HEADER + row
         try:
             # Remove a row that an earlier recorder did not finish.
-            os.ftruncate(self._file, self._whole_bytes)
-            if os.pwrite(self._file, row, self._whole_bytes) < len(row):
+            self._file.truncate(self._whole_bytes)
+            if os.pwrite(self._file.fileno(), row, self._whole_bytes) < len(row):
                 raise OSError(0, "no space left")
             os.fsync(self._file)
         except OSError as error:
@@ -104,11 +104,10 @@ class Recording:
         self._latest_ms, self.latency_s = time_ms, sample.latency_s
         self.samples += 1
 
-    def _open(self, flags: int) -> None:
+    def _open(self, mode: str) -> None:
         try:
-            self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if flags & os.O_CREAT:
+            self._file = lock_file(self.path, mode)
+            if mode.startswith("x"):
                 # The folder's entry must be on the disk as well.
                 folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
                 os.fsync(folder)
@@ -120,7 +119,7 @@ class Recording:
 
     def _close(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def _resume(self) -> None:

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import CheckpointFolder, resumption
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.claim import resumption
 from experiments.benches.cases import STAGES, recovery_case
 from experiments.benches.execution.torch_restart import WARM_UP_STEPS, await_step
 from traces.common.atomic import scratch_folder

@@ -16,7 +16,6 @@ The attempt's own folder on its host has the job's files in ``job``, those of it
 ranks go on without it, and the host starts another process for the same attempt, which follows them.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -41,6 +40,7 @@ from planner.plan.plan import Plan
 from planner.runs.record import Progress
 from traces.common.atomic import write_text_atomically
 from traces.common.errors import InputError, RopebridgeError, RunError
+from traces.common.locks import lock_file
 
 MODULE = "experiments.runs.jobs.attempt"
 
@@ -206,7 +206,8 @@ def _resume(bundle: RunBundle, shared: Path, losses: LossFile) -> tuple[int, Pla
     if not bundle.run.checkpoint_every or not folder.is_dir():
         return 0, bundle.plan
     # Loads torch, which paced runs do not need.
-    from executor.recovery.checkpoints import CheckpointFolder, resumption
+    from executor.recovery.checkpoints import CheckpointFolder
+    from executor.recovery.claim import resumption
 
     # Ranks write checkpoints while the launcher may not have heard of their last steps yet; without those checkpoints
     # the steps are done again, so that no loss is missing. The checkpoint after the last step leaves no step to do.
@@ -241,12 +242,7 @@ def _lock(path: Path, attachment: Attachment | None) -> Iterator[int]:
         with open(attachment.lock, "wb") as file:
             yield file.fileno()
         return
-    with path.open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("waiting for an earlier attempt to end")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with lock_file(path, waiting=lambda: tell("waiting for an earlier attempt to end")) as file:
         yield file.fileno()
 
 

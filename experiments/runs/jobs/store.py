@@ -5,7 +5,6 @@ done a request completely or not at all, and its successor goes on from the same
 second time they change nothing.
 """
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -18,9 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.jobs.messages import LOG_BYTES, Assignment, AttemptEnd, Heartbeat
-from experiments.runs.jobs.placement import Devices, choose_jobs, fits
-from experiments.runs.jobs.states import ENDED, ON_HOST, JobState, Outcome, State, end, lose, place, stop
+from experiments.runs.jobs.states import (
+    ENDED,
+    ON_HOST,
+    Devices,
+    JobState,
+    Outcome,
+    State,
+    choose_jobs,
+    end,
+    fits,
+    lose,
+    place,
+    stop,
+)
 from traces.common.errors import InputError
+from traces.common.locks import lock_file
 
 _FILE, _LOCK = "jobs.sqlite", "lock"
 _VERSION = 1
@@ -91,14 +103,11 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Jobs are their owner's alone, also in a folder that others can read.
             os.close(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
-            self._lock = (folder / _LOCK).open("wb")
+            self._lock = lock_file(folder / _LOCK)
+        except BlockingIOError:
+            raise InputError("another server uses this folder", str(folder), "end it, or choose another") from None
         except OSError as error:
             raise InputError(f"no jobs can be kept here: {error.strerror}", str(folder), "choose a folder") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise InputError("another server uses this folder", str(folder), "end it, or choose another") from None
         self._db = sqlite3.connect(folder / _FILE, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:

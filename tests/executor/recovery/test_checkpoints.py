@@ -1,6 +1,5 @@
 """Checkpoints as files: what is damaged, half-written, or of somebody else is never taken for the state of a model."""
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from safetensors import safe_open
 from executor.core.job import CHECKPOINTS_KEPT
 from executor.recovery.checkpoint_file import DamagedError, Part, Share, read_header, read_layer, with_outer
 from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.claim import check_held, held
 from planner.files.plan import plan_json
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import WEIGHT_INDEX
@@ -165,8 +164,8 @@ def test_what_a_run_that_went_back_writes_again_stays(tmp_path: Path) -> None:
 HOLDS = """
 import sys
 from pathlib import Path
-from executor.recovery.checkpoints import CheckpointFolder
-with CheckpointFolder(Path(sys.argv[1])).held() as mark:
+from executor.recovery.claim import held
+with held(Path(sys.argv[1])) as mark:
     print(mark, flush=True)
     sys.stdin.read()
 """
@@ -175,19 +174,18 @@ with CheckpointFolder(Path(sys.argv[1])).held() as mark:
 def test_two_runs_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock goes with its process, however that ends."""
     monkeypatch.setenv("ROPEBRIDGE_TIMEOUTS", '{"shared_folder_s": 1}')
-    own = CheckpointFolder(tmp_path)
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout is not None
             mark = other.stdout.readline().strip()
-            with pytest.raises(InputError, match="another run writes its checkpoints here"), own.held():
+            with pytest.raises(InputError, match="another run writes its checkpoints here"), held(tmp_path):
                 pass
-            own.check_held(mark)
+            check_held(tmp_path, mark)
         finally:
             other.kill()
-    with own.held(), pytest.raises(InputError, match="not the same folder as on the head"):
-        own.check_held(mark)
+    with held(tmp_path), pytest.raises(InputError, match="not the same folder as on the head"):
+        check_held(tmp_path, mark)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
@@ -196,7 +194,7 @@ def test_a_run_that_writes_nothing_leaves_no_trace(is_there: bool, error: Except
     folder = tmp_path / "not" / "yet"
     if is_there:
         folder.mkdir(parents=True)
-    with suppress(RopebridgeError), CheckpointFolder(folder).held():
+    with suppress(RopebridgeError), held(folder):
         if error is not None:
             raise error
     assert list(tmp_path.rglob("*")) == ([folder.parent, folder] if is_there else [])
@@ -206,48 +204,31 @@ def test_a_run_that_writes_nothing_leaves_no_trace(is_there: bool, error: Except
 def test_what_was_there_or_is_written_stays(is_used: bool, tmp_path: Path) -> None:
     if is_used:
         (tmp_path / "step-00000001").mkdir()
-    with suppress(InputError), CheckpointFolder(tmp_path).held():
+    with suppress(InputError), held(tmp_path):
         (tmp_path / "step-00000002").mkdir()
         raise InputError("wrong")
     names = {each.name for each in tmp_path.iterdir()}
     assert names == {"lock", "mark", "step-00000002", *(["step-00000001"] if is_used else [])}
 
 
-def test_a_lock_on_a_file_that_another_run_has_removed_meanwhile_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, flock = CheckpointFolder(tmp_path), fcntl.flock
-    removed: list[Path] = []
-
-    def late_flock(file: IO[bytes], operation: int) -> None:
-        if not removed:
-            removed.append(tmp_path / "lock")
-            removed[0].unlink()
-        flock(file, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late_flock)
-    with folder.held(), pytest.raises(InputError, match="another run writes its checkpoints here"), folder.held():
-        pass
-
-
 def test_of_many_runs_that_leave_no_trace_one_at_a_time_holds_a_folder(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder = tmp_path / "checkpoints"
     holders: list[str] = []
-    held = 0
+    times = 0
 
     def hold_often(_: int) -> None:
-        nonlocal held
+        nonlocal times
         for _ in range(30):
-            with suppress(InputError), folder.held() as mark:
+            with suppress(InputError), held(folder) as mark:
                 holders.append(mark)
-                assert (folder.path / "mark").read_text() == mark
+                assert (folder / "mark").read_text() == mark
                 assert holders == [mark]
                 holders.remove(mark)
-                held += 1
+                times += 1
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(hold_often, range(4)))
-    assert held > 4
+    assert times > 4
     # The folder stays if the last run found that of another.
     assert not list(tmp_path.rglob("checkpoints/*"))
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.control.record.joined_attempts import with_earlier_attempts
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import resumption
+from executor.recovery.claim import resumption
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.event_totals import step_ends_s

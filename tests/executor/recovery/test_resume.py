@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from executor.backend import TorchBackend
 from executor.control.record.joined_attempts import finished_record, is_recorded, with_earlier_attempts
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import resumption
+from executor.recovery.claim import resumption
 from experiments.runs.folder import read_record
 from planner.events.event import in_order
 from planner.files.plan import read_plan, write_plan

@@ -17,7 +17,8 @@ from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
 from executor.core.liveness import beat_path
 from executor.recovery.checkpoint_file import read_header
-from executor.recovery.checkpoints import CheckpointFolder, resumption
+from executor.recovery.checkpoints import CheckpointFolder
+from executor.recovery.claim import resumption
 from planner.events.event import OUTER_ACTION, EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import resumption
+from executor.recovery.claim import resumption
 from executor.recovery.export import newest_parameters, parameters_by_step
 from planner.adapt import thinking
 from planner.check import check_plan

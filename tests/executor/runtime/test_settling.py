@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import resumption
+from executor.recovery.claim import resumption
 from planner.plan.exchange_steps import Exchanges
 from planner.plan.plan import Plan, Synchronisation
 from planner.scenario.scenario import ModelCode, Scenario

@@ -8,7 +8,7 @@ import pytest
 
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig
-from executor.recovery.checkpoints import resumption
+from executor.recovery.claim import resumption
 from experiments.runs.folder import read_record, write_record
 from planner.adapt.gradient_noise import GradientNorms
 from planner.plan.plan import Plan, Synchronisation

@@ -1,5 +1,6 @@
 """Recordings: the file, which no crash spoils, and `ropebridge traces record`."""
 
+import fcntl
 import json
 import shlex
 import signal
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,22 @@ def test_only_one_recorder_at_a_time(tmp_path: Path) -> None:
         recording.append(1.0, Sample(1e6, 0.01))
     with Recording(path) as recording:
         assert recording.samples == 2
+
+
+def test_a_recording_that_another_recorder_removes_before_the_lock_is_an_error_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorder removes its file if its first row cannot be written."""
+    path, flock = tmp_path / "link.csv", fcntl.flock
+    path.touch()
+
+    def late_flock(file: IO[bytes], operation: int) -> None:
+        path.unlink(missing_ok=True)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    with pytest.raises(InputError, match="cannot be written: No such file"), Recording(path):
+        pass
 
 
 def test_two_recorders_that_begin_together_do_not_overwrite_each_other(tmp_path: Path) -> None:
