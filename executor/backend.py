@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,10 +32,11 @@ from executor.wan.linux import read_tcp
 from executor.wan.relay import read_report
 from executor.wan.testbed import missing
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import DECISION_LAG_STEPS, Policy, measures_unused_links
+from planner.adapt.gradient_noise import GradientNorms
+from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, measures_unused_links
 from planner.check import check_plan
 from planner.check.paths import check_traces_last, outlasted_traces
-from planner.events.event import EventWriter, in_order, read_event_stream
+from planner.events.event import Event, EventWriter, in_order, read_event_stream
 from planner.plan.plan import Pipeline, Plan
 from planner.runs.record import ProgressCallback, RealNetwork, RunRecord
 from planner.scenario.scenario import Scenario
@@ -107,14 +107,9 @@ class TorchBackend:
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
         emulator = choose_emulator(self.emulator, self.tell)
         check_plan(plan, scenario)
-        recovers, checkpoints = self.backup_every > 0, self.checkpoints
-        supports = partial(
-            check_supported,
-            recovers=recovers,
-            checkpoints=checkpoints is not None,
-            on_this_device=self.on_this_device,
-        )
-        supports(plan, scenario, self.compute, emulator)
+        checkpoints = self.checkpoints
+        options = {"recovers": self.backup_every > 0, "on_this_device": self.on_this_device}
+        check_supported(plan, scenario, self.compute, emulator, checkpoints=checkpoints is not None, **options)
         if emulator != "none" and (self.compute == "paced" or self.at_profile_speed):
             check_traces_last(scenario, plan, steps - (checkpoints.first_step if checkpoints is not None else 0))
         if checkpoints is not None and checkpoints.first_step == steps:
@@ -130,14 +125,10 @@ class TorchBackend:
         if policy is not None:
             began = _first_plan(checkpoints, plan, scenario)
             adaptation = Adaptation(policy, plan, scenario, first_step, first_sample, began, steps)
-        check = partial(
-            check_decision,
-            scenario=scenario,
-            compute=self.compute,
-            emulator=emulator,
-            recovers=recovers,
-            on_this_device=self.on_this_device,
-        )
+
+        def check(old: Plan, decision: Decision) -> None:
+            check_decision(old, decision, scenario=scenario, compute=self.compute, emulator=emulator, **options)
+
         survives = not config.replaces and emulator == "none" and self.hosts is None
         survival = self.survival if survives else None
         config = replace(config, is_watched=self._is_watched(config, plan), outlives_launcher=survival is not None)
@@ -151,8 +142,7 @@ class TorchBackend:
                 attempt = AttemptFolder(job.path)
             published = job.published if attempt is None else attempt.published
             rows = EventRecorder(EventWriter(published), None) if config.publishes else None
-            watch = self.watch or (lambda _: None)
-            names = [device.name for device in scenario.cluster.devices]
+            names, watch = scenario.cluster.by_name, self.watch or (lambda _: None)
             driver = PolicyDriver(
                 plan, first_step, first_sample, names, adaptation, check, rows, attempt, watch, self.tell, steps
             )
@@ -162,34 +152,22 @@ class TorchBackend:
                 run_job(job, devices, driver if config.is_steered else None, survival)
             driver.end()
             network = self._network(job, emulator)
-            if self.parameters is not None and self.compute == "real":
-                last = driver.plan_at(steps - 1).plan
-                merge_parameters(job, len(devices), self.parameters, _separate_pipelines(last, devices))
-            if self.resources is not None:
-                for rank in filter(lambda rank: job.of_rank("resources", rank).exists(), range(len(devices))):
-                    shutil.copy(job.of_rank("resources", rank), self.resources)
+            self._save_files(job, devices, driver.plan_at(steps - 1).plan)
             if rows is not None:
                 rows.close()
-                events = read_event_stream(published)
-                if config.decoupled:
-                    events = with_arrivals(events)
-                losses, norms = driver.losses, tuple(driver.norms[step] for step in sorted(driver.norms))
+                events, losses, norms = _published(published, config, driver)
             else:
-                # Of ranks that may be lost, each step is published: they leave no files.
-                recorded, ranks = partial(job.recorded, config), range(len(devices))
-                events = rows_of_ranks([recorded("events", rank) for rank in ranks], config.sees_arrivals(plan))
-                losses = losses_of_ranks([recorded("losses", rank) for rank in ranks])
-                norms = gather_norms(job, len(devices))
-            rows_in_order = tuple(in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)]))
+                events, losses, norms = _left_by_ranks(job, config, plan, range(len(devices)))
+            events = in_order([*events, *driver.decision_events, *faults_of(scenario, driver, events)])
             if emulator != "none":
-                lasted_s = max((event.end_s for event in rows_in_order), default=0.0)
+                lasted_s = max((event.end_s for event in events), default=0.0)
                 for line in outlasted_traces(scenario, plan, lasted_s):
                     self.tell(line)
             return RunRecord(
                 self.compute,
                 scenario,
                 plan,
-                rows_in_order,
+                tuple(events),
                 tuple(adaptation.decisions) if adaptation is not None else (),
                 tuple(losses[step] for step in sorted(losses)),
                 norms,
@@ -242,6 +220,15 @@ class TorchBackend:
             self.parameters.write_bytes(save(newest_parameters(checkpoints, scenario)[1]))
         return RunRecord(self.compute, scenario, plan, (), (), network=RealNetwork(emulator))
 
+    def _save_files(self, job: JobFolder, devices: Sequence[str], last: Plan) -> None:
+        """Save the parameters after the ``last`` plan and the ranks' files of resources, as far as they are wanted."""
+        if self.parameters is not None and self.compute == "real":
+            merge_parameters(job, len(devices), self.parameters, _separate_pipelines(last, devices))
+        if self.resources is not None:
+            for rank in range(len(devices)):
+                if (file := job.of_rank("resources", rank)).exists():
+                    shutil.copy(file, self.resources)
+
     def _network(self, job: JobFolder, emulator: Emulator) -> RealNetwork:
         """Return the network settings of the run; call ``tell`` with each remark in the relay's report."""
         if emulator != "relay":
@@ -253,6 +240,24 @@ class TorchBackend:
         for remark in report.remarks():
             self.tell(remark)
         return RealNetwork(emulator, report.tcp)
+
+
+# The events of a run in any order, the loss of each step, and the gradient norms of the steps in order.
+_Measured = tuple[list[Event], dict[int, float], tuple[GradientNorms, ...]]
+
+
+def _published(path: Path, config: RunConfig, driver: PolicyDriver) -> _Measured:
+    """Return what ranks have published of each step; ranks that may be lost leave no files of their own."""
+    events = read_event_stream(path)
+    norms = tuple(driver.norms[step] for step in sorted(driver.norms))
+    return with_arrivals(events) if config.decoupled else events, driver.losses, norms
+
+
+def _left_by_ranks(job: JobFolder, config: RunConfig, plan: Plan, ranks: range) -> _Measured:
+    """Return what ranks have written to files of their own."""
+    events = rows_of_ranks([job.recorded(config, "events", rank) for rank in ranks], config.sees_arrivals(plan))
+    losses = losses_of_ranks([job.recorded(config, "losses", rank) for rank in ranks])
+    return events, losses, gather_norms(job, len(ranks))
 
 
 def _first_sample(checkpoints: CheckpointConfig) -> int:
