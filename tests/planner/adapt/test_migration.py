@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.adapt.migration import LayerTransfer, Migration, migration_between, migration_time_s
+from planner.adapt.migration import LayerTransfer, Migration, held_shards, migration_between, migration_time_s
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
@@ -48,6 +48,15 @@ def test_it_comes_from_the_nearest_holder_with_what_the_optimizer_keeps() -> Non
         LayerTransfer("device-0", "device-1", 0, 2, 3 * 3000),
         LayerTransfer("device-2", "device-3", 2, 3, 3 * 3000),
     )
+
+
+def test_devices_of_a_tensor_parallel_group_need_the_rest_of_their_layers_to_be_replicas() -> None:
+    whole = placed([5], [[0, 1]])
+    group = tuple(replace(each, replicas=(Replica("device-0", partners=("device-1",)),)) for each in whole.stages)
+    sharded = replace(whole, pipelines=(replace(whole.pipelines[0], stages=group),))
+    assert held_shards(whole) == held_shards(replace(whole, schedule="gpipe")) != held_shards(sharded)
+    assert migration_between(whole, sharded, scenario()) == Migration(())
+    assert migration_between(sharded, whole, scenario()).size_bytes > 0
 
 
 def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
