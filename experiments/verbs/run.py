@@ -33,7 +33,7 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
         InputError: The variable ``ROPEBRIDGE_TIMEOUTS`` is wrong, which the processes of the run would find one by one.
     """
     timeouts()
-    find_by_name(str(compute), dict.fromkeys(get_args(ComputeMode)), "kind of compute", where="compute")
+    find_by_name(compute, dict.fromkeys(get_args(ComputeMode)), "kind of compute", where="compute")
 
     def make(folder: Path | None) -> TorchBackend:
         parameters = folder / PARAMETERS if folder is not None else None
