@@ -232,13 +232,18 @@ def _check_decoupled(plan: Plan) -> None:
         raise _unsupported(f"tensor parallelism with method '{method}'", "pipelines", "leave 'partners' out")
 
 
-def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+def check_keeps_state(compute: ComputeMode, option: str) -> None:
+    """Raise `InputError` if a run with this kind of compute has no state for an ``option`` about checkpoints."""
     if compute != "real":
         raise InputError(
             "paced compute has no state for checkpoints, since it trains nothing",
-            where="--checkpoint",
+            where=option,
             valid="leave the option out, or choose '--compute real'",
         )
+
+
+def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+    check_keeps_state(compute, "--checkpoint")
     if plan.synchronisation.method != "allreduce" and any(replica.partners for replica in plan.replicas):
         what = "a checkpoint of tensor-parallel groups that train without a barrier"
         raise _unsupported(what, "synchronisation.method", "leave '--checkpoint' out")

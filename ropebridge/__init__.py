@@ -438,8 +438,10 @@ def _records(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]") -> 
     from planner.runs.record import RunRecord
     from traces.common.errors import InputError
 
-    is_one = isinstance(records, str | PathLike | RunRecord) or not isinstance(records, Iterable)
-    several = [records] if is_one else list(records)
+    if isinstance(records, str | PathLike | RunRecord) or not isinstance(records, Iterable):
+        several: list[RunRecord | AnyPath] = [records]
+    else:
+        several = list(records)
     if not several:
         raise InputError("no run is given", valid="give at least one")
     read = (read_run(each) if isinstance(each, str | PathLike) else each for each in several)
