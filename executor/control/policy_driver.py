@@ -223,7 +223,8 @@ class PolicyDriver:
 
         Args:
             resumed: The first step to be repeated.
-            gone: The devices that are lost; empty if only connections are lost.
+            gone: The devices that are lost; empty if only connections are lost. The policy is shown those that plans
+                still name: it may have answered the loss of others with a plan that no session has begun with yet.
             away: All devices that have no process.
             parts: The rows of unfinished steps, as in `finish_step`.
             now_s: When the loss was found, in run seconds.
@@ -234,9 +235,12 @@ class PolicyDriver:
         self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
         self.absences.begin(gone, now_s)
         decision = None
-        if self._adaptation is not None and self._thinking is not None and gone:
+        known = [self.plan_at(step).plan for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
+        missed = tuple(device for device in gone if any(device in plan.devices for plan in known))
+        if self._thinking is not None and gone:
             self._thinking.settle()
-            decision = self._adaptation.lose_devices(self._shown, events, tuple(gone), tuple(away))
+        if self._adaptation is not None and missed:
+            decision = self._adaptation.lose_devices(self._shown, events, missed, tuple(away))
             if decision is not None:
                 self._note(decision, now_s)
                 self._keep_decision(decision, now_s)
@@ -245,7 +249,8 @@ class PolicyDriver:
                 self._timeline = [*earlier, (resumed, decision.plan)]
                 self._moves = {step: moves for step, moves in self._moves.items() if step < resumed} | {resumed: ()}
         if gone:
-            how = "by the others, with another plan" if decision is not None else "when their processes are back"
+            waits = "when their processes are back" if missed else "by the others"
+            how = waits if decision is None else "by the others, with another plan"
             self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
         return [self.plan_at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
 
