@@ -310,6 +310,9 @@ def _recording(
         if isinstance(survival, Attachment):
             yield config
             return
+        if not checkpoints.first_step:
+            # The data set of a run before, whose checkpoints were removed, may have been another one.
+            shutil.rmtree(CheckpointFolder(checkpoints.folder).data_states, ignore_errors=True)
         attempt = AttemptFolder.create(checkpoints, config.first_sample, plan, config.sees_arrivals(plan))
         try:
             yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))
