@@ -126,8 +126,8 @@ class TorchBackend:
             began = _first_plan(checkpoints, plan, scenario)
             adaptation = Adaptation(policy, plan, scenario, first_step, first_sample, began, steps)
 
-        def check(old: Plan, decision: Decision) -> None:
-            check_decision(old, decision, scenario=scenario, compute=self.compute, emulator=emulator, **options)
+        def check(decision: Decision) -> None:
+            check_decision(decision, scenario=scenario, compute=self.compute, emulator=emulator, **options)
 
         survives = not config.replaces and emulator == "none" and self.hosts is None
         survival = self.survival if survives else None
@@ -309,12 +309,16 @@ def _recording(
     if checkpoints is None:
         yield config
         return
+    from executor.recovery.checkpoints import CheckpointFolder
     from executor.recovery.claim import held
 
     with held(checkpoints.folder) as mark:
         if isinstance(survival, Attachment):
             yield config
             return
+        if not checkpoints.first_step:
+            # The data set of a run before, whose checkpoints were removed, may have been another one.
+            shutil.rmtree(CheckpointFolder(checkpoints.folder).data_states, ignore_errors=True)
         attempt = AttemptFolder.create(checkpoints, config.first_sample, plan, config.sees_arrivals(plan))
         try:
             yield replace(config, checkpoints_mark=mark, attempt=str(attempt.path))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from math import inf
 
 from executor.core.job import ComputeMode, Emulator
-from planner.adapt.adaptation import needs_set_up
 from planner.adapt.policy import Decision
 from planner.check.paths import communicating_pairs, nccl_pairs, used_links
 from planner.cost.network import own_link
@@ -144,7 +143,6 @@ def check_spread(scenario: Scenario, emulator: Emulator) -> None:
 
 
 def check_decision(
-    old: Plan,
     decision: Decision,
     *,
     scenario: Scenario,
@@ -159,11 +157,6 @@ def check_decision(
         check_supported(decision.plan, scenario, compute, emulator, recovers=recovers, on_this_device=on_this_device)
     except InputError as error:
         raise RunError(f"{when} cannot be carried out: {error}") from error
-    grouped = any(replica.partners for replica in (*old.replicas, *decision.plan.replicas))
-    if compute == "real" and grouped and needs_set_up(old, decision.plan):
-        raise RunError(
-            f"{when} cannot be carried out: it moves layers of tensor-parallel groups, which cannot change during a run"
-        )
 
 
 def _check_tied(plan: Plan, scenario: Scenario) -> None:
@@ -239,13 +232,18 @@ def _check_decoupled(plan: Plan) -> None:
         raise _unsupported(f"tensor parallelism with method '{method}'", "pipelines", "leave 'partners' out")
 
 
-def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+def check_keeps_state(compute: ComputeMode, option: str) -> None:
+    """Raise `InputError` if a run with this kind of compute has no state for an ``option`` about checkpoints."""
     if compute != "real":
         raise InputError(
             "paced compute has no state for checkpoints, since it trains nothing",
-            where="--checkpoint",
+            where=option,
             valid="leave the option out, or choose '--compute real'",
         )
+
+
+def _check_checkpoints(plan: Plan, compute: ComputeMode) -> None:
+    check_keeps_state(compute, "--checkpoint")
     if plan.synchronisation.method != "allreduce" and any(replica.partners for replica in plan.replicas):
         what = "a checkpoint of tensor-parallel groups that train without a barrier"
         raise _unsupported(what, "synchronisation.method", "leave '--checkpoint' out")

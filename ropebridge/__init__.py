@@ -88,7 +88,7 @@ def read_scenario(name: AnyPath, *, network: Literal["ideal", "tcp", "tcp-wide-a
     from planner.files.effects import BASES
     from traces.common.errors import find_by_name
 
-    scenario = choose_scenario(fspath(name))
+    scenario = choose_scenario(_text(name, "name", "a path or a ready scenario's name"))
     if network is None:
         return scenario
     effects = replace(scenario.effects, network=find_by_name(network, BASES, "network", where="network"))
@@ -108,7 +108,7 @@ def read_trace(path: AnyPath, *, loops: bool = True) -> "LinkTrace":
     """
     from traces.formats import read_trace as read
 
-    return read(Path(path), loops=loops)
+    return read(_path(path), loops=loops)
 
 
 def make_plan(strategy: str, scenario: "Scenario | AnyPath") -> "Plan":
@@ -124,7 +124,7 @@ def make_plan(strategy: str, scenario: "Scenario | AnyPath") -> "Plan":
     """
     from planner.systems.registry import make_plan as make
 
-    return make(strategy, _scenario(scenario))
+    return make(_text(strategy, "strategy", "a strategy's name or a Python file"), _scenario(scenario))
 
 
 def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
@@ -139,7 +139,7 @@ def make_policy(name: str, scenario: "Scenario | AnyPath") -> "Policy | None":
     """
     from planner.systems.registry import make_policy as make
 
-    return make(name, _scenario(scenario))
+    return make(_text(name, "policy", "a policy's name or a Python file"), _scenario(scenario))
 
 
 def read_plan(path: AnyPath) -> "Plan":
@@ -151,7 +151,7 @@ def read_plan(path: AnyPath) -> "Plan":
     """
     from planner.files.plan import read_plan as read
 
-    return read(Path(path))
+    return read(_path(path))
 
 
 def write_plan(plan: "Plan", path: AnyPath) -> None:
@@ -160,8 +160,9 @@ def write_plan(plan: "Plan", path: AnyPath) -> None:
     >>> rb.write_plan(rb.make_plan("megatron", "two-regions"), "plan.json")
     """
     from planner.files.plan import write_plan as write
+    from planner.plan.plan import Plan
 
-    write(plan, Path(path))
+    write(_of_type(plan, Plan, "plan", "a plan's object"), _path(path))
 
 
 def explain(plan: "Plan | AnyPath", scenario: "Scenario | AnyPath") -> "Explanation":
@@ -209,7 +210,7 @@ def simulate(
     chosen = _scenario(scenario)
     planned = _plan(plan, chosen)
     check_length(chosen, planned, count, duration_s, on_disk=False)
-    return carry_out(chosen, planned, policy, count, _path(folder), lambda _: Simulator(duration_s))
+    return carry_out(chosen, planned, policy, count, _folder(folder), lambda _: Simulator(duration_s))
 
 
 def run(
@@ -252,7 +253,7 @@ def run(
     chosen = _scenario(scenario)
     emulator = "auto" if emulate_wan else "none"
     backend = real_backend(compute, emulator=emulator, on_this_device=on_this_device, allow_nan=allow_nan, tell=tell)
-    return carry_out(chosen, _plan(plan, chosen), policy, steps, _path(folder), backend)
+    return carry_out(chosen, _plan(plan, chosen), policy, steps, _folder(folder), backend)
 
 
 def read_run(folder: AnyPath) -> "RunRecord":
@@ -264,7 +265,7 @@ def read_run(folder: AnyPath) -> "RunRecord":
     """
     from experiments.runs.folder import read_record
 
-    return read_record(Path(folder))
+    return read_record(_path(folder, "folder"))
 
 
 def compare(*records: "RunRecord | AnyPath") -> "pd.DataFrame":
@@ -298,7 +299,7 @@ def report(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]", path:
     from experiments.verbs.report import report_records
 
     shown = _records(records)
-    report_records(shown, _names(shown), [Path(path)])
+    report_records(shown, _names(shown), [_path(path)])
 
 
 def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = None) -> "pd.DataFrame":
@@ -328,7 +329,7 @@ def sweep(path: AnyPath, *, folder: AnyPath | None = None, jobs: int | None = No
     from experiments.runs.console import tell
     from experiments.verbs.sweep import carry_out
 
-    result = carry_out(Path(path), _path(folder), "local", jobs, False, tell)
+    result = carry_out(_path(path), _folder(folder), "local", jobs, False, tell)
     return pd.read_parquet(result.table)
 
 
@@ -387,22 +388,42 @@ def backtest(
     from traces.common.units import parse_duration_s
 
     config = BacktestConfig(
-        scenario=fspath(scenario),
-        traces=Path(traces),
-        policies=policies,
-        rivals=RIVALS if rivals is None else rivals,
-        links=links,
+        scenario=_text(scenario, "scenario", "a scenario's file or name"),
+        traces=_path(traces, "traces"),
+        policies=_listed(policies, "policies"),
+        rivals=RIVALS if rivals is None else _listed(rivals, "rivals"),
+        links=_listed(links, "links"),
         scaled=scale,
-        window_s=parse_duration_s(window),
-        every_s=None if every is None else parse_duration_s(every),
-        plan=_path(plan),
+        window_s=parse_duration_s(window, "window"),
+        every_s=None if every is None else parse_duration_s(every, "every"),
+        plan=None if plan is None else _path(plan, "plan"),
         strategy=strategy,
     )
-    return pd.read_parquet(carry_out(config, _path(folder), "local", jobs, False, tell).table)
+    return pd.read_parquet(carry_out(config, _folder(folder), "local", jobs, False, tell).table)
 
 
-def _path(path: AnyPath | None) -> Path | None:
-    return None if path is None else Path(path)
+def _text(value: AnyPath, where: str, valid: str) -> str:
+    from traces.common.errors import InputError, shown
+
+    if not isinstance(value, str | PathLike):
+        raise InputError(f"{shown(value)} is not allowed", where=where, valid=f"give {valid}")
+    return fspath(value)
+
+
+def _path(path: AnyPath, where: str = "path") -> Path:
+    return Path(_text(path, where, "a path"))
+
+
+def _folder(path: AnyPath | None) -> Path | None:
+    return None if path is None else _path(path, "folder")
+
+
+def _listed(names: Sequence[str], where: str) -> Sequence[str]:
+    from traces.common.errors import InputError, shown
+
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise InputError(f"{shown(names)} is not allowed", where=where, valid="give a list of names")
+    return tuple(names)
 
 
 def _scenario(scenario: "Scenario | AnyPath") -> "Scenario":
@@ -417,7 +438,10 @@ def _records(records: "RunRecord | AnyPath | Iterable[RunRecord | AnyPath]") -> 
     from planner.runs.record import RunRecord
     from traces.common.errors import InputError
 
-    several = [records] if isinstance(records, str | PathLike | RunRecord) else list(records)
+    if isinstance(records, str | PathLike | RunRecord) or not isinstance(records, Iterable):
+        several: list[RunRecord | AnyPath] = [records]
+    else:
+        several = list(records)
     if not several:
         raise InputError("no run is given", valid="give at least one")
     read = (read_run(each) if isinstance(each, str | PathLike) else each for each in several)

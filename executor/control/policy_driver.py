@@ -108,7 +108,7 @@ class PolicyDriver:
         first_sample: Samples of all steps before the first one.
         devices: The names of the devices that rows may come from.
         adaptation: Calls the policy; None without a policy.
-        check: Called with the current plan and a decision; raises if the ranks cannot carry out the decision.
+        check: Called with a decision; raises if the ranks cannot carry it out.
         rows: Records the rows of all steps, of repeated ones too; None if the ranks write their rows themselves.
         attempt: Where losses, norms and decisions are kept as the run goes on; None in a job without checkpoints.
         watch: Called with the progress of each finished step, in order and once per step.
@@ -125,7 +125,7 @@ class PolicyDriver:
     _first_sample: int
     _devices: Collection[str]
     _adaptation: Adaptation | None
-    _check: Callable[[Plan, Decision], None]
+    _check: Callable[[Decision], None]
     _rows: EventRecorder | None
     _attempt: AttemptFolder | None
     _watch: ProgressCallback
@@ -190,14 +190,13 @@ class PolicyDriver:
         """Return the decision of the policy; None if the plan stays."""
         if self._adaptation is None or self._thinking is None:
             return None
-        before = self._adaptation.latest
         norms = self.norms.get(step)
         decision = self._thinking.finish_step(step, [*events, *exchanges], tuple(away), time.monotonic(), norms)
         if decision is None:
             return None
         made_s = max(event.end_s for event in events)
         self._keep_decision(decision, made_s)
-        self._check(before, decision)
+        self._check(decision)
         self._add(decision, made_s)
         return decision
 
@@ -224,7 +223,8 @@ class PolicyDriver:
 
         Args:
             resumed: The first step to be repeated.
-            gone: The devices that are lost; empty if only connections are lost.
+            gone: The devices that are lost; empty if only connections are lost. The policy is shown those that plans
+                still name: it may have answered the loss of others with a plan that no session has begun with yet.
             away: All devices that have no process.
             parts: The rows of unfinished steps, as in `finish_step`.
             now_s: When the loss was found, in run seconds.
@@ -235,19 +235,22 @@ class PolicyDriver:
         self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
         self.absences.begin(gone, now_s)
         decision = None
-        if self._adaptation is not None and self._thinking is not None and gone:
+        known = [self.plan_at(step).plan for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
+        missed = tuple(device for device in gone if any(device in plan.devices for plan in known))
+        if self._thinking is not None and gone:
             self._thinking.settle()
-            before = self._adaptation.plan_for(self._shown)
-            decision = self._adaptation.lose_devices(self._shown, events, tuple(gone), tuple(away))
+        if self._adaptation is not None and missed:
+            decision = self._adaptation.lose_devices(self._shown, events, missed, tuple(away))
             if decision is not None:
                 self._note(decision, now_s)
                 self._keep_decision(decision, now_s)
-                self._check(before, decision)
+                self._check(decision)
                 earlier = [each for each in self._timeline if each[0] < resumed]
                 self._timeline = [*earlier, (resumed, decision.plan)]
                 self._moves = {step: moves for step, moves in self._moves.items() if step < resumed} | {resumed: ()}
         if gone:
-            how = "by the others, with another plan" if decision is not None else "when their processes are back"
+            waits = "when their processes are back" if missed else "by the others"
+            how = waits if decision is None else "by the others, with another plan"
             self._tell(f"lost: {', '.join(gone)}; steps from {resumed + 1} on are done again, {how}")
         return [self.plan_at(step) for step in range(resumed, self._shown + DECISION_LAG_STEPS)]
 

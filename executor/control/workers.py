@@ -186,16 +186,18 @@ class WorkersCoordinator(Coordinator):
     def _mark(self) -> None:
         """Let every worker copy its state before the next step that it gets, if a checkpoint is due.
 
-        A worker that gets no further step, is lost before, or has returned and finished no step yet leaves the
-        checkpoint incomplete.
+        It is put off while a worker is away, or has returned and finished no step yet, without whose part it would
+        never be complete. It stays incomplete if a worker gets no further step or is lost before.
         """
         every, batch = self._config.checkpoint_every, self._plan.global_batch
         trained = sum(worker.finished * worker.samples for worker in self._workers) // batch
-        if every and trained // every > self._marked // every:
+        is_due = every > 0 and trained // every > self._marked // every
+        if is_due and all(
+            each.is_running and (each.sessions == 1 or each.finished > each.begun) for each in self._workers
+        ):
             self._marked = trained // every * every
             for worker in self._workers:
-                is_there = worker.is_running and (worker.sessions == 1 or worker.finished > worker.begun)
-                worker.checkpoint = self._marked if is_there else None
+                worker.checkpoint = self._marked
 
     def _show(self, end_s: float) -> None:
         """Show the progress when the samples of another global batch are trained."""

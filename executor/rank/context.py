@@ -17,6 +17,7 @@ from executor.rank.telemetry import ResourceLog
 from executor.recovery.backups import StateBackups, first_state, one_layer
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.recovery.checkpoint_writer import Checkpointing, LauncherRows
+from executor.recovery.checkpoints import CheckpointFolder
 from executor.training.compute import PacedCompute
 from executor.training.data.datasets import StreamedSamples
 from executor.training.data.states import StateFolder
@@ -217,7 +218,7 @@ def build_context(
         )
     if model is not None and run.checkpoint_every and isinstance(model.data, StreamedSamples):
         interval = run.checkpoint_every * training.global_batch
-        model.data.keep_states(StateFolder(Path(run.checkpoints) / "data", interval))
+        model.data.keep_states(StateFolder(CheckpointFolder(Path(run.checkpoints)).data_states, interval))
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
     program = config.program(config.plan)
     pipeline = 0 if program is None else program.pipeline

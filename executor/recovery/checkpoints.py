@@ -93,6 +93,11 @@ class CheckpointFolder:
         found = (each.name.removeprefix("step-") for each in self.path.glob("step-*"))
         return sorted(int(number) for number in found if number.isdigit())
 
+    @property
+    def data_states(self) -> Path:
+        """The folder of states of the data set, from which reading goes on; see `executor.training.data.states`."""
+        return self.path / "data"
+
     def write(self, device: str, part: Part) -> None:
         """Write a device's part of a checkpoint, and with the last part the index; raise `RunError` if it fails."""
         step, model = part.step, part.model

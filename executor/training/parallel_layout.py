@@ -127,7 +127,7 @@ def _check_names(layer: nn.Module, layout: Mapping[str, str], degree: int, where
             valid = f"'{COLUMN}', '{ROW}', '{VOCABULARY}' or '{SUMMED}'"
             raise InputError(f"submodule '{name}' has the value {how!r}", where=where, valid=valid)
         if how != SUMMED and _has_more_than_weights(module):
-            valid = "remove its hooks, 'max_norm', 'scale_grad_by_freq' and 'sparse', which its parts would not have"
+            valid = "remove its hooks, 'max_norm' and 'scale_grad_by_freq', which its parts would not have"
             raise InputError(f"submodule '{name}' cannot be sharded as it is", where=where, valid=valid)
         if how == SUMMED or (how == VOCABULARY and type(module) is nn.Embedding):
             _check_aliases(layer, name, module, where)
@@ -153,7 +153,7 @@ def _has_more_than_weights(module: nn.Module) -> bool:
         return True
     if not isinstance(module, nn.Embedding):
         return False
-    return module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+    return module.max_norm is not None or module.scale_grad_by_freq
 
 
 def _check_aliases(layer: nn.Module, name: str, module: nn.Module, where: str) -> None:

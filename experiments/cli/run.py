@@ -76,7 +76,9 @@ def run(
 
     tell_of_compiling()
     described, ordering = choose_scenario(scenario), Ordering(schedule, dynamic, orders)
-    checkpoints, resumed = checkpoint_config(checkpoint, checkpoint_every, resume, described, steps, tell)
+    checkpoints, resumed = checkpoint_config(
+        checkpoint, checkpoint_every, resume, described, steps, compute.value, tell
+    )
     chosen: EmulatorChoice = "auto" if emulate_wan else "none"
     if emulator is not None:
         chosen = emulator.value

@@ -48,8 +48,7 @@ def carry_out(
     Raises:
         InputError: There is no step to carry out.
     """
-    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
-        raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give 1 or more, a whole number")
+    _check_steps(steps)
     if isinstance(policy, str):
         chosen_policy = make_policy(policy, scenario)
     else:
@@ -115,8 +114,10 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
     Without both, a run has `DEFAULT_STEPS` steps; a limit that is not given is too large to take effect.
 
     Raises:
-        InputError: Both are given, or the duration is not above zero.
+        InputError: Both are given, or one of them is not above zero.
     """
+    if steps is not None:
+        _check_steps(steps)
     if duration is None:
         return DEFAULT_STEPS if steps is None else steps, math.inf
     if steps is not None:
@@ -125,6 +126,11 @@ def bounded(steps: int | None, duration: str | None) -> tuple[int, float]:
     if not duration_s > 0:
         raise InputError(f"{duration_s:g} s is not allowed", where="--duration", valid="give more than 0 s")
     return sys.maxsize, duration_s
+
+
+def _check_steps(steps: int) -> None:
+    if not isinstance(steps, Integral) or isinstance(steps, bool) or steps < 1:
+        raise InputError(f"{shown(steps)} is not allowed", where="steps", valid="give 1 or more, a whole number")
 
 
 def check_length(scenario: Scenario, plan: Plan, steps: int, duration_s: float, *, on_disk: bool) -> None:

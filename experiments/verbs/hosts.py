@@ -188,7 +188,9 @@ def _lead(bundle: Bundle, hosts: Hosts, output: Path, resume: bool, tell: Callab
     if resume and folder is None:
         raise InputError("this job writes no checkpoints", where="--resume", valid="deploy it with '--checkpoint'")
     checkpoints: CheckpointConfig | None
-    checkpoints, had = checkpoint_config(folder, run.checkpoint_every or None, resume, scenario, run.steps, tell)
+    checkpoints, had = checkpoint_config(
+        folder, run.checkpoint_every or None, resume, scenario, run.steps, run.compute, tell
+    )
     if had is not None:
         plan = resumed_plan(had, scenario, Ordering())
 

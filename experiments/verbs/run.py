@@ -8,6 +8,7 @@ from typing import Any, get_args
 from executor.backend import TorchBackend
 from executor.core.job import CheckpointConfig, ComputeMode
 from executor.core.timeouts import timeouts
+from executor.validate import check_keeps_state
 from experiments.runs.folder import new_folder
 from experiments.runs.scenario import Ordering, with_ordering
 from planner.check import check_plan
@@ -33,7 +34,7 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
         InputError: The variable ``ROPEBRIDGE_TIMEOUTS`` is wrong, which the processes of the run would find one by one.
     """
     timeouts()
-    find_by_name(str(compute), dict.fromkeys(get_args(ComputeMode)), "kind of compute", where="compute")
+    find_by_name(compute, dict.fromkeys(get_args(ComputeMode)), "kind of compute", where="compute")
 
     def make(folder: Path | None) -> TorchBackend:
         parameters = folder / PARAMETERS if folder is not None else None
@@ -43,7 +44,13 @@ def real_backend(compute: ComputeMode, **options: Any) -> Callable[[Path | None]
 
 
 def checkpoint_config(
-    folder: Path | None, every: int | None, resume: bool, scenario: Scenario, steps: int, tell: Callable[[str], None]
+    folder: Path | None,
+    every: int | None,
+    resume: bool,
+    scenario: Scenario,
+    steps: int,
+    compute: ComputeMode,
+    tell: Callable[[str], None],
 ) -> tuple[CheckpointConfig | None, Plan | None]:
     """Return where and when a run writes checkpoints, and the plan of the checkpoint from which the run resumes.
 
@@ -55,13 +62,18 @@ def checkpoint_config(
         resume: Whether to go on from the newest checkpoint.
         scenario: The scenario that is trained.
         steps: Number of training steps of the whole run, including those before the checkpoint.
+        compute: The kind of compute; a paced run has no checkpoints.
         tell: Called with lines about the progress.
 
     Raises:
-        InputError: An option is given without another one that it needs, or there is no checkpoint to resume from.
+        InputError: An option is given without another one that it needs or in a paced run, or there is no checkpoint to
+            resume from.
     """
+    options = {"--checkpoint": folder is not None, "--checkpoint-every": every is not None, "--resume": resume}
+    for option in (option for option, given in options.items() if given):
+        check_keeps_state(compute, option)
     if folder is None:
-        for given, option in ((every is not None, "--checkpoint-every"), (resume, "--resume")):
+        for option, given in options.items():
             if given:
                 raise InputError(f"'{option}' needs '--checkpoint'", valid="give the folder of the checkpoints")
         return None, None

@@ -3,11 +3,18 @@
 import math
 from collections.abc import Collection, Iterable
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from planner.adapt.copies import layers_of
 from planner.adapt.gradient_noise import GradientNorms, NoiseEstimate
-from planner.adapt.migration import NO_MIGRATION, Migration, backup_holders, migration_between
+from planner.adapt.migration import (
+    NO_MIGRATION,
+    Migration,
+    backup_holders,
+    migration_between,
+    needs_set_up,
+    set_up_once,
+)
 from planner.adapt.observation import Observation, Observer
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision, Policy, describe_change, measures_unused_links
 from planner.adapt.worker_moves import keeps_workers, same_workers, worker_moves
@@ -16,10 +23,6 @@ from planner.events.event import Event
 from planner.plan.plan import Plan, samples_before
 from planner.scenario.scenario import Scenario
 from traces.common.errors import InputError, RunError
-
-# Fields of a plan that may change from step to step while devices run on, if each device keeps its layers. A change of
-# any other field needs a new set-up: all devices finish the previous step, and connections are made anew.
-_CHANGEABLE = ("strategy", "schedule", "order", "pipelines", "compression", "noise_scale")
 
 # The estimator of the noise scale, a key of `planner.adapt.gradient_noise.ESTIMATORS`, by which policies see it.
 NOISE_ESTIMATOR = "minimum-variance"
@@ -263,16 +266,6 @@ class Adaptation:
             raise RunError(f"{when} returned a plan that cannot be reached: {error}") from error
 
 
-def needs_set_up(old: Plan, new: Plan) -> bool:
-    """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs.
-
-    With outer steps the weights of the mean are set up, too, which are the samples of the pipelines.
-    """
-    reweighs = new.synchronisation.has_outer_step and old.exchange_weights != new.exchange_weights
-    once = any(getattr(old, name) != getattr(new, name) for name in _set_up_once())
-    return once or reweighs or _holders(old) != _holders(new)
-
-
 def keeps_senders(old: Plan, new: Plan) -> bool:
     """Return whether a change of plan keeps layers and first replica of each stage, and all that is set up once.
 
@@ -287,22 +280,10 @@ def keeps_senders(old: Plan, new: Plan) -> bool:
         bound = before.staleness_bound if after.interval_steps == before.interval_steps else after.staleness_bound
         changed = replace(before, interval_steps=after.interval_steps, staleness_bound=bound, outer=after.outer)
         old = replace(old, synchronisation=changed)
-    kept = all(getattr(old, name) == getattr(new, name) for name in _set_up_once())
+    kept = all(getattr(old, name) == getattr(new, name) for name in set_up_once())
     stay = keeps_workers if before.has_common_outer_step else same_workers
     return kept and stay(old, new)
 
 
 def _first_step(decision: Decision) -> int:
     return decision.first_step
-
-
-def _set_up_once() -> list[str]:
-    return [field.name for field in fields(Plan) if field.name not in _CHANGEABLE]
-
-
-def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
-    """Return the layers and devices of each stage."""
-    return [
-        [(stage.first_layer, stage.end_layer, [replica.devices for replica in stage.replicas]) for stage in each.stages]
-        for each in plan.pipelines
-    ]

@@ -5,9 +5,10 @@ change between steps. A device that needs a layer which it does not hold receive
 to it has the highest rate.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 
@@ -65,6 +66,34 @@ class Shard:
     part: int
 
 
+# Fields of a plan that may change from step to step while devices run on, if each device keeps its layers. A change of
+# any other field needs a new set-up: all devices finish the previous step, and connections are made anew.
+_CHANGEABLE = ("strategy", "schedule", "order", "pipelines", "compression", "noise_scale")
+
+
+def needs_set_up(old: Plan, new: Plan) -> bool:
+    """Return whether a change of plan needs a new set-up: layers move, or a field outside of `_CHANGEABLE` differs.
+
+    With outer steps the weights of the mean are set up, too, which are the samples of the pipelines.
+    """
+    reweighs = new.synchronisation.has_outer_step and old.exchange_weights != new.exchange_weights
+    once = any(getattr(old, name) != getattr(new, name) for name in set_up_once())
+    return once or reweighs or _holders(old) != _holders(new)
+
+
+def set_up_once() -> list[str]:
+    """Return the fields of a plan whose change needs a new set-up."""
+    return [field.name for field in fields(Plan) if field.name not in _CHANGEABLE]
+
+
+def _holders(plan: Plan) -> list[list[tuple[int, int, list[tuple[str, ...]]]]]:
+    """Return the layers and devices of each stage."""
+    return [
+        [(stage.first_layer, stage.end_layer, [replica.devices for replica in stage.replicas]) for stage in each.stages]
+        for each in plan.pipelines
+    ]
+
+
 def migration_between(
     old: Plan,
     new: Plan,
@@ -80,8 +109,16 @@ def migration_between(
     that a device gets the state of a device of its own pipeline.
 
     Raises:
-        InputError: No device holds the state of a layer that ``new`` needs.
+        InputError: No device holds the state of a layer that ``new`` needs, or tensor-parallel groups would have to
+            change although no device of ``old`` is lost: ranks form them once.
     """
+    grouped = any(replica.partners for replica in (*old.replicas, *new.replicas))
+    if grouped and set(gone).isdisjoint(old.devices) and needs_set_up(old, new):
+        raise InputError(
+            "tensor-parallel groups cannot change during a run, nor the layers and settings of a plan that has them",
+            where="policy",
+            valid="change microbatches, depths, schedules or compression, or use plans without groups",
+        )
     if new.synchronisation.method != "allreduce" and len(new.pipelines) == len(old.pipelines) > 1:
         each = [
             _between(replace(old, pipelines=(before,)), replace(new, pipelines=(after,)), scenario, gone, backups)
@@ -89,6 +126,18 @@ def migration_between(
         ]
         return Migration(tuple(sorted((move for one in each for move in one.moves), key=_place)))
     return _between(old, new, scenario, gone, backups)
+
+
+def time_to_reach_s(old: Plan, new: Plan, scenario: Scenario, away: Collection[str] = ()) -> float:
+    """Return the time after which devices have their layers of ``new``, seconds; infinite if they cannot have them.
+
+    The state of the devices in ``away`` is lost, but not the backups of it.
+    """
+    try:
+        migration = migration_between(old, new, scenario, away, backup_holders(old) if away else None)
+    except InputError:
+        return math.inf
+    return migration_time_s(migration, scenario, new.connections)
 
 
 def is_reachable(observation: Observation, new: Plan, scenario: Scenario) -> bool:

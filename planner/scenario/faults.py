@@ -86,13 +86,14 @@ Fault = Absence | Hang | LinkOutage
 
 def find_overlap(faults: Iterable[Fault]) -> tuple[int, int] | None:
     """Return the indices of two faults of one device or link that overlap in time; None if no faults overlap."""
-    seen: dict[str, list[tuple[int, Fault]]] = {}
-    for index, fault in enumerate(faults):
-        others = seen.setdefault(place_of(fault), [])
-        for earlier, other in others:
-            if fault.start_s < other.end_s and other.start_s < fault.end_s:
-                return earlier, index
-        others.append((index, fault))
+    latest: dict[str, tuple[int, Fault]] = {}
+    for index, fault in sorted(enumerate(faults), key=lambda each: each[1].start_s):
+        place = place_of(fault)
+        # Of earlier faults without overlaps, the one that starts last also ends last.
+        earlier, other = latest.get(place, (index, fault))
+        if earlier != index and fault.start_s < other.end_s:
+            return min(earlier, index), max(earlier, index)
+        latest[place] = index, fault
     return None
 
 

@@ -123,6 +123,20 @@ def check_countable(scenario: Scenario) -> None:
             raise InputError(problem, where=f"model '{scenario.model.name}'", valid=valid)
 
 
+def check_takes_time(scenario: Scenario, kind: str, samples: int = 1) -> None:
+    """Raise `InputError` if devices of a kind compute so many samples in no time.
+
+    Strategies that divide samples by the speeds of devices call this.
+    """
+    model = scenario.model
+    if not model.times(0, len(model.layers), kind, samples).total_s > 0:
+        raise InputError(
+            f"devices of kind '{kind}' compute all layers in no time, so that samples cannot be divided by speed",
+            where=f"model '{model.name}'",
+            valid="give a layer a time above zero on every kind of device, or choose a strategy such as 'megatron'",
+        )
+
+
 def code_to_train(scenario: Scenario) -> Code:
     """Return the code of a scenario's model; raise `InputError` if there is none."""
     if scenario.code is None:

@@ -115,7 +115,8 @@ def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: st
     Raises:
         InputError: There is no such entry; the message suggests the nearest name and lists all.
     """
-    if name in things:
+    # Python calls may give anything, such as a list, which no mapping can look up.
+    if isinstance(name, str) and name in things:
         return things[name]
     raise unknown_name(kind, name, things, where=where)
 
@@ -123,7 +124,7 @@ def find_by_name(name: str, things: Mapping[str, Thing], kind: str, *, where: st
 def unknown_name(kind: str, name: str, valid: Iterable[str], *, where: str = "") -> InputError:
     """Return the error for a name that is not valid; the message suggests similar names and lists all valid names."""
     names = list(valid)
-    nearest = " or ".join(f"'{each}'" for each in nearest_names(name, names))
+    nearest = " or ".join(f"'{each}'" for each in nearest_names(str(name), names))
     suggestion = f"did you mean {nearest}? " if nearest else ""
     return InputError(f"unknown {kind} '{name}'", where=where, valid=f"{suggestion}valid: {', '.join(names)}")
 

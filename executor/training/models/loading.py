@@ -112,6 +112,10 @@ def load_model(code: Code, seed: int, chosen: Collection[int] | None = None) -> 
     torch.manual_seed(seed)
     model: TrainableModel = build()
     check_members(model, str(code.source))
+    for module in nn.ModuleList(each for each in model.layers if isinstance(each, nn.Module)).modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            # Sums of gradients over replicas are dense; what is trained is the same.
+            module.sparse = False
     return model
 
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from planner.adapt.migration import backup_holders, migration_between, migration_time_s
+from planner.adapt.migration import time_to_reach_s
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Coverage
 from planner.adapt.regret import RegretBudget
@@ -36,7 +36,6 @@ from planner.systems.auto.forecasting.forecast import LinkSample
 from planner.systems.auto.forecasting.predictions import Predictions
 from planner.systems.auto.forecasting.probing import LEAST_PROBE_STEPS, PROBE_ODDS, Probes, probing_plan
 from planner.systems.auto.portfolio import Portfolio, Searched, searched
-from traces.common.errors import InputError
 
 # Seconds between two reviews of the portfolio.
 REVIEW_EVERY_S = 20.0
@@ -183,7 +182,7 @@ class AutoPolicy:
         self._missed_s = max(0.0, self._missed_s + own_s - first_s)
         if first_s > (1 - LEAST_GAIN_OF_MOVE) * own_s:
             return None
-        if self._missed_s < _moving_s(plan, first, self._predictions.observed()):
+        if self._missed_s < time_to_reach_s(plan, first, self._predictions.observed()):
             return None
         self._probes.give_up()
         return first
@@ -200,7 +199,7 @@ class AutoPolicy:
         if is_fresh and regret.left_s >= self._back_s:
             return None
         self._back_of, self._back_at_s = plan, self._elapsed_s
-        self._back_s = _moving_s(plan, regret.first, self._predictions.observed())
+        self._back_s = time_to_reach_s(plan, regret.first, self._predictions.observed())
         if regret.left_s >= self._back_s:
             return None
         dwell_s, _ = self._regime_s(regret.first, plan)
@@ -241,7 +240,7 @@ class AutoPolicy:
                 continue
             step_s = self._predictions.step_s(other)
             saved_share = 1 - step_s / own_s
-            moving_s = _moving_s(plan, other, observed)
+            moving_s = time_to_reach_s(plan, other, observed)
             dwell_s, age_s = self._regime_s(incumbent, other)
             if saved_share < self._least_gain(other, moves=moving_s > 0):
                 continue
@@ -305,7 +304,7 @@ class AutoPolicy:
 
         def cost(other: Plan) -> tuple[float, bool, int, float]:
             in_flight = sum(stage.in_flight for stage in other.stages)
-            return _moving_s(plan, other, observed, away), other.schedule == EXPLICIT, -in_flight, step_s[other]
+            return time_to_reach_s(plan, other, observed, away), other.schedule == EXPLICIT, -in_flight, step_s[other]
 
         return min(filter(is_near, step_s), key=cost)
 
@@ -317,8 +316,10 @@ class AutoPolicy:
         if self._regret is None or other == self._regret.first:
             return True
         worst = self._predictions.worst()
-        there_s = _moving_s(plan, other, worst)
-        return not there_s or there_s + _moving_s(other, self._regret.first, worst) <= max(0.0, self._regret.left_s)
+        there_s = time_to_reach_s(plan, other, worst)
+        return not there_s or there_s + time_to_reach_s(other, self._regret.first, worst) <= max(
+            0.0, self._regret.left_s
+        )
 
     def _probe(self, plan: Plan, away: frozenset[str]) -> Plan | None:
         """Return a plan that probes stale links, or None if no probe is due, affordable and likely to save time."""
@@ -332,14 +333,14 @@ class AutoPolicy:
         probing = probing_plan(plan, self._scenario, stale, away)
         if probing is None or not usable_s:
             return None
-        moving_s = _moving_s(plan, probing, self._predictions.observed())
+        moving_s = time_to_reach_s(plan, probing, self._predictions.observed())
         steps = LEAST_PROBE_STEPS + DECISION_LAG_STEPS
         loss_s = max(0.0, self._predictions.step_s(probing) - own_s) * steps + 2 * moving_s
         if not self._probes.can_cost(loss_s, moving_s, self._elapsed_s):
             return None
         worst = self._predictions.worst()
-        step_s, there_s = step_time_s(probing, worst), _moving_s(plan, probing, worst)
-        worst_s = steps * step_s + there_s + _moving_s(probing, plan, worst)
+        step_s, there_s = step_time_s(probing, worst), time_to_reach_s(plan, probing, worst)
+        worst_s = steps * step_s + there_s + time_to_reach_s(probing, plan, worst)
         if self._regret is not None and worst_s > self._regret.left_s:
             return None
         if self._left_s * (1 - min(usable_s) / own_s) < PROBE_ODDS * worst_s:
@@ -376,18 +377,8 @@ class AutoPolicy:
         self._cover(away, at_once=True)
         self._reviewed_s = -math.inf
         observed = self._predictions.observed()
-        reached = (each for each in self.portfolio.plans(away) if _moving_s(plan, each, observed, away) < math.inf)
+        reached = (
+            each for each in self.portfolio.plans(away) if time_to_reach_s(plan, each, observed, away) < math.inf
+        )
         predicted_s = {each: self._predictions.step_s(each) for each in reached}
         return self._soonest(plan, predicted_s, min(predicted_s.values()), away) if predicted_s else None
-
-
-def _moving_s(plan: Plan, other: Plan, scenario: Scenario, away: Collection[str] = ()) -> float:
-    """Return the time after which devices have their layers of ``other``, seconds; infinite if a layer is lost.
-
-    The state of the devices in ``away`` is lost, but not the backups of it.
-    """
-    try:
-        migration = migration_between(plan, other, scenario, away, backup_holders(plan) if away else None)
-    except InputError:
-        return math.inf
-    return migration_time_s(migration, scenario, other.connections)

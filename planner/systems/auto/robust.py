@@ -108,9 +108,9 @@ def in_bad_windows(scenario: Scenario, quantile: float, window_s: float = WINDOW
     windows = [in_window(scenario, *window) for window in trace_windows(scenario, window_s)]
     links = []
     for same in zip(*(window.cluster.links for window in windows), strict=True):
-        seconds_per_bit = np.array([1 / link.bandwidth_bps for link in same])
+        # Negated, since the slowest link is the worst. A rate may be infinite.
+        rate_bps = -_exceeded_by(np.array([-link.bandwidth_bps for link in same]), quantile)
         latencies_s = np.array([link.latency_s for link in same])
-        rate_bps = 1 / _exceeded_by(seconds_per_bit, quantile)
         links.append(replace(same[0], bandwidth_bps=rate_bps, latency_s=_exceeded_by(latencies_s, quantile)))
     return replace(scenario, cluster=Cluster(scenario.cluster.devices, tuple(links)))
 

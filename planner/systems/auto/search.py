@@ -17,7 +17,7 @@ from planner.cost.in_flight import fitting_depths, no_split_fits, plain_depths
 from planner.cost.synchronisation import uneven_sum
 from planner.plan.microbatches import even_cut
 from planner.plan.plan import ALGORITHMS, Plan
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, check_takes_time
 from planner.step.orders import with_schedule
 from planner.systems.auto.candidates.build import QUICK_ORDER, plan_of
 from planner.systems.auto.candidates.compressed import as_if_compressed, crosses_regions, with_compressions
@@ -110,6 +110,8 @@ def search_near(
     seeds: Iterable[Plan],
 ) -> tuple[Plan, list[Plan]]:
     """Return the result of `search`, and the candidates whose scores are nearly as low as the lowest one."""
+    for kind in dict.fromkeys(device.kind for device in scenario.cluster.devices):
+        check_takes_time(scenario, kind)
     listed, scenario = scenario, canonical(scenario)
     quick = cost_model or (lambda plan: approximate_step_time_s(plan, scenario))
     exact = cost_model or (lambda plan: contended_step_time_s(plan, scenario))

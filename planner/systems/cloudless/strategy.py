@@ -17,7 +17,7 @@ from planner.cost.stage import replica_times
 from planner.cost.synchronisation import update_edges
 from planner.plan.microbatches import even_cut, proportional_parts
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
-from planner.scenario.scenario import Scenario
+from planner.scenario.scenario import Scenario, check_takes_time
 from planner.systems.cloudless.elastic_scheduling import (
     Offers,
     RegionOffer,
@@ -51,7 +51,7 @@ def region_offers(
         gone: Names of devices that are absent.
 
     Raises:
-        InputError: The model fits on no device of a region that has data.
+        InputError: The model fits on no device of a region that has data, or takes no time on a device.
     """
     units = _units(scenario, slowdown or {}, gone)
     if scenario.data:
@@ -120,6 +120,7 @@ def _units(scenario: Scenario, slowdown: Mapping[str, float], gone: Collection[s
         stage = _whole_model(scenario, (Replica(device.name),))
         if device.name in gone or fitting_depths((1,), (stage,), scenario, (1,)) is None:
             continue
+        check_takes_time(scenario, device.kind, samples)
         step_s = with_launches(replica_times(scenario, stage, stage.replicas[0], samples), scenario).total_s
         step_s += scenario.model.update_s(0, len(scenario.model.layers), device.kind)
         speed = samples / (step_s * slowdown.get(device.name, 1.0))

@@ -12,7 +12,7 @@ The global batch never changes.
 
 from dataclasses import replace
 
-from planner.adapt.migration import migration_between, migration_time_s
+from planner.adapt.migration import time_to_reach_s
 from planner.adapt.observation import Observation
 from planner.plan.plan import Plan
 from planner.scenario.cluster import Cluster
@@ -101,7 +101,7 @@ class DeepceePolicy:
             self._better_steps = 0
             return None
         self._better_steps += 1
-        moving_s = migration_time_s(migration_between(plan, best, observed), observed, best.connections)
+        moving_s = time_to_reach_s(plan, best, observed)
         return best if (here_s - there_s[best]) * self._better_steps >= moving_s else None
 
     def _planned(self, observed: Scenario, away: set[str]) -> Plan | None:

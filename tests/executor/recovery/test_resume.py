@@ -334,7 +334,9 @@ def test_whoever_cannot_write_ends_the_run_with_one_line(backups: list[str], mos
         (["--resume"], "'--resume' needs '--checkpoint'; give the folder of the checkpoints"),
         (["--checkpoint-every", "3"], "'--checkpoint-every' needs '--checkpoint'"),
         (["--checkpoint", "{}", "--resume"], "there is no complete checkpoint"),
-        (["--checkpoint", "{}", "--compute", "paced"], "paced compute has no state for checkpoints"),
+        (["--checkpoint", "{}", "--compute", "paced"], "--checkpoint: paced compute has no state for checkpoints"),
+        (["--resume", "--compute", "paced"], "--resume: paced compute has no state for checkpoints"),
+        (["--checkpoint", "{}", "--resume", "--compute", "paced"], "leave the option out, or choose '--compute real'"),
         (["--on-this-device", "--checkpoint", "/proc/none"], "no checkpoints can be written"),
     ],
 )

@@ -287,3 +287,7 @@ def test_a_worker_that_never_returns_leaves_the_last_checkpoint_with_it(tmp_path
     TorchBackend("real", at_profile_speed=True, checkpoints=checkpoints).run(scenario, plan, None, 80)
     step, _ = resumption(checkpoints.folder, scenario, 100, print)
     assert 0 < step < 40
+    # No further ones are written: without the worker none would be complete.
+    found = CheckpointFolder(checkpoints.folder)
+    steps = {each for own in (found, *found.others) for each in own.steps}
+    assert max(each for each in steps if each < 80) <= step + 8, steps

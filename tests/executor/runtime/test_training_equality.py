@@ -180,3 +180,40 @@ def test_weight_decay_takes_what_has_a_gradient_of_zero_but_not_what_has_none(tm
     assert_equal(trained, train_in_one_process(scenario, STEPS))
     assert torch.equal(trained.parameters["1.spare"], torch.ones(3))
     assert (trained.parameters["1.mute"] < 1).all()
+
+
+TABLES = """
+import torch
+from torch import nn
+
+class Bag(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        self.words = nn.Embedding(20, 6, sparse=sparse)
+        self.bags = nn.EmbeddingBag(20, 6, mode="sum", sparse=sparse)
+    def forward(self, numbers):
+        return self.words(numbers).sum(1) + self.bags(numbers)
+
+class Model:
+    def __init__(self, sparse):
+        self.layers = [Bag(sparse), nn.Tanh(), nn.Linear(6, 1)]
+    def loss(self, outputs, targets):
+        return nn.functional.mse_loss(outputs, targets)
+    def samples(self, first, count):
+        numbers = (torch.arange(first, first + count)[:, None] * torch.tensor([[3, 5, 7]])) % 20
+        return numbers, numbers.sum(1, keepdim=True) / 60
+
+def build(sparse=False):
+    return Model(sparse)
+"""
+
+
+def test_tables_with_sparse_gradients_train_as_those_with_dense_ones(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(TABLES)
+    rule = Optimizer("momentum", 0.1, momentum=0.9)
+    sparse, dense = (
+        training_scenario(ModelCode(tmp_path / "model.py", {"sparse": each}), 3, optimizer=rule)
+        for each in (True, False)
+    )
+    plan = hybrid_plan(sparse, "1f1b", [([(1, [1.0, 1.0]), (2, [1.0])], [6, 6])])
+    assert_equal(train(sparse, plan, tmp_path), train_in_one_process(dense, STEPS))

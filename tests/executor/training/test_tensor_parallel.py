@@ -333,7 +333,7 @@ def test_the_profile_of_the_example_is_right() -> None:
     check_layouts(scenario, grouped_plan(scenario, [(6, PAIR)], (12,)), check_model(scenario))
 
 
-@pytest.mark.parametrize("option", ["max_norm=0.5", "scale_grad_by_freq=True", "sparse=True"])
+@pytest.mark.parametrize("option", ["max_norm=0.5", "scale_grad_by_freq=True"])
 def test_what_parts_of_a_table_would_not_have_is_refused(option: str, tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     table = f"self.wide, self.norm, self.narrow = nn.Embedding(10, 6, {option}), nn.LayerNorm(6), nn.Linear(width, 6)"

@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.adapt.migration import LayerTransfer, Migration, held_shards, migration_between, migration_time_s
+from planner.adapt.migration import (
+    LayerTransfer,
+    Migration,
+    held_shards,
+    migration_between,
+    migration_time_s,
+    time_to_reach_s,
+)
 from planner.plan.plan import Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Optimizer
@@ -50,13 +58,11 @@ def test_it_comes_from_the_nearest_holder_with_what_the_optimizer_keeps() -> Non
     )
 
 
-def test_devices_of_a_tensor_parallel_group_need_the_rest_of_their_layers_to_be_replicas() -> None:
+def test_devices_of_a_tensor_parallel_group_hold_parts_of_their_layers() -> None:
     whole = placed([5], [[0, 1]])
     group = tuple(replace(each, replicas=(Replica("device-0", partners=("device-1",)),)) for each in whole.stages)
     sharded = replace(whole, pipelines=(replace(whole.pipelines[0], stages=group),))
     assert held_shards(whole) == held_shards(replace(whole, schedule="gpipe")) != held_shards(sharded)
-    assert migration_between(whole, sharded, scenario()) == Migration(())
-    assert migration_between(sharded, whole, scenario()).size_bytes > 0
 
 
 def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
@@ -71,18 +77,40 @@ def test_who_is_gone_gives_nothing_and_a_backup_does() -> None:
         migration_between(old, new, scenario(), ["device-0"])
 
 
+def grouped(*replicas: Replica) -> Plan:
+    whole = placed([LAYERS], [[0]])
+    stage = replace(whole.stages[0], replicas=replicas)
+    return replace(whole, pipelines=(replace(whole.pipelines[0], stages=(stage,)),))
+
+
+PAIR = Replica("device-0", 0.5, ("device-1",))
+
+
 def test_a_part_of_a_layer_is_not_the_layer() -> None:
     """A device of a tensor-parallel group gets the other part, too; one that has the whole layer gets nothing."""
     made = scenario()
     made = replace(made, model=replace(made.model, sharded={2: made.model}))
-    whole = placed([LAYERS], [[0]])
-    stage = replace(whole.stages[0], replicas=(Replica("device-0", 1.0, ("device-1",)),))
-    group = replace(whole, pipelines=(replace(whole.pipelines[0], stages=(stage,)),))
-    (move,) = migration_between(group, whole, made).moves
+    parts, whole = grouped(PAIR, Replica("device-2", 0.5)), placed([LAYERS], [[0]])
+    (move,) = migration_between(parts, whole, made, ["device-2"]).moves
     assert (move.source, move.target, move.first_layer, move.end_layer) == ("device-1", "device-0", 0, LAYERS)
-    assert {each.target for each in migration_between(whole, group, made).moves} == {"device-1"}
+    both = placed([LAYERS], [[0, 2]])
+    assert {each.target for each in migration_between(both, grouped(PAIR), made, ["device-2"]).moves} == {"device-1"}
     with pytest.raises(InputError, match="no device holds layer 0 any more"):
-        migration_between(group, whole, made, ["device-1"])
+        migration_between(grouped(PAIR), whole, made, ["device-1"])
+
+
+def test_tensor_parallel_groups_stay_unless_a_device_is_lost() -> None:
+    """Their ranks are formed once; what needs no new set-up may change."""
+    made = scenario()
+    made = replace(made, model=replace(made.model, sharded={2: made.model}))
+    group, whole = grouped(PAIR, Replica("device-2", 0.5)), placed([LAYERS], [[0]])
+    for old, new in ((group, whole), (whole, group), (group, replace(group, connections=2))):
+        assert time_to_reach_s(old, new, made) == inf
+        assert time_to_reach_s(old, new, made, ["device-3"]) == inf
+        with pytest.raises(InputError, match="tensor-parallel groups cannot change during a run"):
+            migration_between(old, new, made)
+    assert time_to_reach_s(group, replace(group, order="dynamic"), made) == 0
+    assert time_to_reach_s(group, whole, made, ["device-2"]) < inf
 
 
 def test_the_time_is_that_of_the_busiest_link_and_the_longest_latency() -> None:

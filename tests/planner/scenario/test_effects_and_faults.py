@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.scenario.effects import TCP, ComputeEffects, NetworkEffects, Slowdown, Straggler
 from planner.scenario.faults import Absence, Hang, LinkOutage, find_overlap
@@ -55,3 +57,31 @@ def test_faults_overlap_on_the_same_device_only() -> None:
     )
     assert find_overlap([Absence("a", 0.0, 2.0), Hang("b", 0.0), Hang("a", 1.0, 3.0)]) == (0, 2)
     assert find_overlap([Hang("b", 5.0), Absence("b", 100.0)]) == (0, 1)
+
+
+spans = st.tuples(st.integers(0, 30), st.integers(1, 4))
+faults = st.builds(lambda name, span: Absence(name, span[0], span[0] + span[1]), st.sampled_from("ab"), spans)
+
+
+@given(st.lists(faults, max_size=8))
+def test_an_overlap_is_found_exactly_where_two_of_all_pairs_overlap(given: list[Absence]) -> None:
+    def overlap(one: Absence, other: Absence) -> bool:
+        return one.device == other.device and one.start_s < other.end_s and other.start_s < one.end_s
+
+    pairs = [(a, b) for b in range(len(given)) for a in range(b) if overlap(given[a], given[b])]
+    found = find_overlap(given)
+    assert found in pairs if pairs else found is None
+
+
+def test_a_long_record_of_absences_is_looked_through_once() -> None:
+    compared = 0
+
+    class Counted(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal compared
+            compared += 1
+            return float(self) < float(other)
+
+    count = 2000
+    assert find_overlap([Absence("a", Counted(2 * each), Counted(2 * each + 1)) for each in range(count)]) is None
+    assert compared < 10 * count

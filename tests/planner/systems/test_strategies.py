@@ -14,6 +14,9 @@ from traces.common.errors import InputError
 
 NAMES = sorted(STRATEGIES)
 
+# These divide samples by the speeds of devices before anything else.
+BY_SPEED = {"auto", "cloudless", "greedy"}
+
 # The others may leave out what would not help.
 TAKES_ALL_DEVICES = {"ddp", "megatron", "pipedream"}
 
@@ -98,6 +101,25 @@ def test_ddp_fits_wherever_one_sample_on_a_device_does(devices: int, batch: int)
     scenario = mesh_scenario(devices, [1.0], [1.0], global_batch=batch, memory_bytes=9_000)
     (pipeline,) = make_plan("ddp", scenario).pipelines
     assert max(pipeline.microbatches) <= devices
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("idle", [1, 3])
+def test_a_model_without_any_time_gets_a_plan_or_one_clear_line(name: str, idle: int) -> None:
+    """On one kind of device, or on all."""
+    made = chain_scenario([1e-3] * 3, [1e-3] * 3)
+    kinds = [device.kind for device in made.cluster.devices[:idle]]
+    nothing = dict.fromkeys(kinds, next(iter(chain_scenario([0.0], [0.0]).model.layers[0].times.values())))
+    layers = tuple(
+        replace(layer, times=dict.fromkeys(layer.times, next(iter(layer.times.values()))) | nothing)
+        for layer in made.model.layers
+    )
+    scenario = replace(made, model=replace(made.model, layers=layers))
+    if name in BY_SPEED:
+        with pytest.raises(InputError, match="devices of kind 'kind-0' compute all layers in no time"):
+            make_plan(name, scenario)
+    else:
+        check_plan(make_plan(name, scenario), scenario)
 
 
 def test_an_unknown_strategy_is_answered_with_the_closest() -> None:

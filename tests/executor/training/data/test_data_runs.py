@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -93,6 +94,21 @@ def test_training_goes_on_with_another_plan_as_if_it_had_not_stopped(data: str, 
     assert [each["step"] for each in rest["interruptions"]] == [5]
     states = sorted(path.name for path in (tmp_path / "checkpoints" / "data").glob("*"))
     assert bool(states) == (data == "stateful")
+
+
+@pytest.mark.slow
+def test_a_run_from_the_first_step_keeps_no_states_of_an_earlier_one(tmp_path: Path) -> None:
+    """Its data set may be another one, whose states it would go on from when it resumes."""
+    scenario = scenario_in(tmp_path, "stateful")
+    options = ["--strategy", "gpipe", "--checkpoint", tmp_path / "checkpoints", "--checkpoint-every", 3]
+    trained(scenario, "--steps", 5, *options)
+    for old in (tmp_path / "checkpoints").glob("step-*"):
+        shutil.rmtree(old)
+    (tmp_path / "dataset.py").write_text(DATASET.replace("self.next += 1", "self.next += 2"))
+    whole = trained(scenario, "--strategy", "gpipe", "--steps", 7)
+    trained(scenario, "--steps", 4, *options)
+    rest = trained(scenario, "--steps", 7, "--resume", *options)
+    assert rest["losses"] == pytest.approx(whole["losses"], rel=1e-6)
 
 
 def test_processes_load_data_whatever_the_length_of_the_temporary_folder(

@@ -8,9 +8,10 @@ from experiments.benches.fidelity.planned import DEPARTED
 from experiments.benches.fidelity.stages import pipeline_case
 from planner.adapt.observation import Observation
 from planner.events.event import Event, EventKind
-from planner.plan.plan import Plan, Replica
+from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
+from planner.scenario.cluster import Cluster, Link
 from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
@@ -22,6 +23,7 @@ from planner.systems.auto.portfolio import planned
 from planner.systems.registry import make_policy
 from sim.simulator import Simulator
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
+from tests.helpers.scenarios.groups import group, layer, scenario_of
 from tests.helpers.scenarios.wide import LAYERS, NOMINAL_BPS, on_one_device, wide_scenario
 from traces.common.errors import InputError
 from traces.trace import LinkTrace
@@ -42,6 +44,22 @@ def test_a_link_that_stays_as_declared_changes_nothing() -> None:
     adapted = run(scenario, start, "auto", 300.0)
     assert not any(decision.migration.moves for decision in adapted.decisions)
     assert per_s(adapted) >= 0.98 * per_s(run(scenario, start, "none", 300.0))
+
+
+def test_tensor_parallel_groups_stay_where_they_are_when_a_link_falls() -> None:
+    """A run cannot form groups anew; other plans would be several times as fast."""
+    works = [layer(f"layer-{index}", "block", 4096) for index in range(6)]
+    made = scenario_of(works, 2, inside=Link("", "", 1e12, 0.0), most=2)
+    falls = LinkTrace((0.0, 5.0), (2e9, 2e6), 4000.0)
+    links = tuple(replace(link, trace=falls) if link.bandwidth_bps < 1e12 else link for link in made.cluster.links)
+    scenario = replace(made, cluster=Cluster(made.cluster.devices, links))
+    replicas = tuple(replace(group(host, 2), share=0.5) for host in range(2))
+    pipeline = Pipeline((Stage(0, len(works), replicas, 1),), (8,))
+    plan = Plan(scenario.name, scenario.model.name, "test", "1f1b", (pipeline,))
+    adapted = run(scenario, plan, "auto", 60.0)
+    assert {each.pipelines[0].stages[0].replicas for each in [plan, *(one.plan for one in adapted.decisions)]} == {
+        replicas
+    }
 
 
 @pytest.mark.slow

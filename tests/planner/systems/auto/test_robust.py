@@ -1,5 +1,5 @@
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from planner.scenario.scenario import (
 )
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.objective import Objective
-from planner.systems.auto.robust import check_quantile, robust_cost_model, robust_rate, trace_windows
+from planner.systems.auto.robust import check_quantile, in_bad_windows, robust_cost_model, robust_rate, trace_windows
 from planner.systems.auto.strategy import plan_for, robust_plan, start_plan
 from planner.systems.registry import make_plan
 from sim.simulator import Simulator
@@ -91,6 +91,14 @@ def test_a_window_of_outage_ends() -> None:
     assert in_window(scenario, 100.0, 200.0).cluster.links[0].bandwidth_bps == 1.0
     plan = chain_plan(scenario)
     assert robust_cost_model(scenario, 0.0)(plan) > 1000 * robust_cost_model(scenario, 0.9)(plan)
+
+
+def test_a_link_without_a_limit_has_none_in_bad_windows() -> None:
+    scenario = swaying([1e8, 1e6], [0.0, 0.0], 100.0)
+    *others, last = scenario.cluster.links
+    links = (*others, replace(last, bandwidth_bps=inf, trace=None))
+    bad = in_bad_windows(replace(scenario, cluster=Cluster(scenario.cluster.devices, links)), 0.0)
+    assert [link.bandwidth_bps for link in bad.cluster.links[-2:]] == [1e6, inf]
 
 
 def test_a_plan_for_bad_windows_keeps_off_a_link_that_mostly_fails() -> None:
