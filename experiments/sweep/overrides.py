@@ -180,8 +180,8 @@ class AlteredDocument(Document):
 
     Args:
         original: The document in the file.
-        changes: Maps a path to its new value; None removes the key. If the value along a path is the name of a file, the rest of the path
-            leads into that file.
+        changes: Maps a path to its new value; None removes the key. If the value along a path is the name of a file,
+            the rest of the path leads into that file.
         read: Reads a document by its path.
 
     Raises:
