@@ -43,10 +43,10 @@ def parse_path(text: str, where: str) -> Keys:
     return tuple(first or second for first, second in _KEY.findall(text))
 
 
-def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
+def with_value(tree: Any, keys: Keys, value: Any, done: Keys = (), *, none_removes: bool = False) -> Any:
     """Return a copy of a tree of plain values with the value at a path replaced; unchanged parts are shared.
 
-    ``done`` holds the keys that led to ``tree``, for messages.
+    ``done`` holds the keys that led to ``tree``, for messages. With ``none_removes`` the value None removes the key.
 
     Raises:
         InputError: A list along the path has no such element, or the path leads through a value without parts.
@@ -59,11 +59,14 @@ def with_value(tree: Any, keys: Keys, value: Any, done: Keys = ()) -> Any:
     first, rest, here = keys[0], keys[1:], (*done, keys[0])
     if isinstance(tree, list):
         index = index_in(tree, first, ".".join(done))
-        return [*tree[:index], with_value(tree[index], rest, value, here), *tree[index + 1 :]]
+        element = with_value(tree[index], rest, value, here, none_removes=none_removes)
+        return [*tree[:index], element, *tree[index + 1 :]]
     if tree is not None and not isinstance(tree, Mapping):
         raise InputError(f"{tree!r} has no part '{first}'", where=".".join(done), valid="end the path here")
     branches = dict(tree or {})
-    branches[first] = with_value(branches.get(first), rest, value, here)
+    branches[first] = with_value(branches.get(first), rest, value, here, none_removes=none_removes)
+    if none_removes and value is None and not rest:
+        del branches[first]
     return branches
 
 
@@ -177,8 +180,8 @@ class AlteredDocument(Document):
 
     Args:
         original: The document in the file.
-        changes: Maps a path to its new value. If the value along a path is the name of a file, the rest of the path
-            leads into that file.
+        changes: Maps a path to its new value; None removes the key. If the value along a path is the name of a file,
+            the rest of the path leads into that file.
         read: Reads a document by its path.
 
     Raises:
@@ -200,7 +203,7 @@ class AlteredDocument(Document):
                 self._of_parts.setdefault(keys[0], {})[keys[1:]] = value
             else:
                 try:
-                    self.value = with_value(self.value, keys, value)
+                    self.value = with_value(self.value, keys, value, none_removes=True)
                 except InputError as error:
                     raise error.within(str(self.path)) from None
 

@@ -112,6 +112,9 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
         valid = f"write {yaml.safe_dump(float(details['input'])).split()[0]}: YAML takes a number of this form for text"
     if isinstance(details["input"], list) and details["type"] in _KEYED:
         return InputError("a list is not valid", where=where, valid="give keys with values, as 'NAME: ...'")
+    if details["input"] is None:
+        # A key of which all entries are commented out has no value, either.
+        return InputError("there is no value", where=where, valid=f"{valid}; or remove the key")
     text = repr(details["input"])
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     return InputError(f"{shown} is not valid", where=where, valid=valid)

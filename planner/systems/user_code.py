@@ -246,7 +246,7 @@ def load_build(path: Path, what: str, result: str, arguments: Mapping[str, objec
         raise InputError(
             f"'build' does not take these arguments: {error}",
             where=str(path),
-            valid=f"its signature is build{inspect.signature(build)}; see 'arguments' in the scenario",
+            valid=f"its signature is build{inspect.signature(build)}; correct '--set', or 'arguments' of the scenario",
         ) from None
 
     def built() -> Any:

@@ -1,6 +1,8 @@
 """Loads the samples of a rank's stages ahead of them, in the order in which the plan's steps need them."""
 
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -130,7 +132,7 @@ class SampleLoader:
             warnings.simplefilter("ignore")
             if self._loader is None:
                 self._loader = self._processes(load)
-            return iter(self._loader)
+            return _quiet_iter(self._loader)
 
     def _processes(self, load: "_Loading") -> DataLoader[tuple[BatchPart, _Loaded]]:
         # A whole step ahead, since a stage may do all forwards of a step before its first backward.
@@ -147,6 +149,18 @@ class SampleLoader:
             # Torch draws a number for its workers, which must not come from the generator of the model.
             generator=torch.Generator(),
         )
+
+
+def _quiet_iter(loader: DataLoader[tuple[BatchPart, _Loaded]]) -> Iterator[tuple[BatchPart, _Loaded]]:
+    """Return ``iter(loader)``, without the signal handler that torch installs for it.
+
+    The handler raises, wherever the main thread happens to be, as soon as a process has ended. ``next`` notices it too.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    iterator = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, handler)
+    return iterator
 
 
 class _Requests(Sampler[_Request]):

@@ -157,11 +157,17 @@ def search_near(
     if len(scenario.training.compressions) > 1:
         best = _least_rounded(best, scenario, final_score)
     if final_score(best) == inf:
+        limits, advice = [], []
+        if objective.budget_per_hour is not None:
+            limits.append(f"at most {objective.budget_per_hour:g} USD per hour")
+            advice.append("a larger budget")
+        if objective.samples_per_s is not None:
+            limits.append(f"at least {objective.samples_per_s:g} samples/s")
+            advice.append("a lower rate")
         raise InputError(
-            "no plan keeps within the limits of the objective: "
-            f"budget {objective.budget_per_hour or 'any'}, rate {objective.samples_per_s or 'any'}",
+            f"no plan keeps within the limits of the objective: {', '.join(limits)}",
             where=f"strategy '{_NAME}'",
-            valid="give a larger budget (dollars per hour), a lower rate (samples per second), or more devices",
+            valid=f"give {', '.join(advice)}, or more devices",
         )
     return replace(best, strategy=_NAME), near
 

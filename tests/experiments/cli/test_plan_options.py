@@ -98,7 +98,14 @@ BAD = {
     "no budget": (["--strategy", "auto", "--budget", "0"], ["--budget", "0", "above zero"]),
     "no number": (["--strategy", "auto", "--rate", "nan"], ["--rate", "nan", "above zero"]),
     "no share": (["--strategy", "auto", "--robust", "1"], ["--robust", "a quantile of 1", "below 1"]),
-    "too fast": (["--strategy", "auto", "--rate", "1e9"], ["no plan keeps within the limits", "a lower rate"]),
+    "too fast": (
+        ["--strategy", "auto", "--rate", "1e9"],
+        ["the limits of the objective: at least 1e+09 samples/s; give a lower rate, or more devices"],
+    ),
+    "too dear": (
+        ["--strategy", "auto", "--budget", "1e-9"],
+        ["the limits of the objective: at most 1e-09 USD per hour; give a larger budget, or more devices"],
+    ),
 }
 
 

@@ -333,6 +333,19 @@ def test_wrong_input_leaves_nothing_behind(tmp_path: Path) -> None:
     refused(["sweep.yaml", "-o", "mine"], tmp_path, "mine: this folder holds other files")
 
 
+def test_null_removes_a_key_of_the_scenario(tmp_path: Path) -> None:
+    plain = (READY_FOLDER / "two-regions.yaml").read_text()
+    plain = plain.replace("gpt-small.yaml", str(READY_FOLDER / "gpt-small.yaml"))
+    faults = "[{device: west-gpu, hangs: 1 s, goes_on: 9 s}]"
+    (tmp_path / "faulty.yaml").write_text(f"{plain}\nfaults: {faults}\n")
+    parameters = f"faults: {{list: [null, {faults}]}}"
+    text = f"scenario: faulty.yaml\nstrategy: megatron\nsteps: 3\nparameters:\n  {parameters}\n"
+    assert carried_out(write(tmp_path, text), "-o", tmp_path / "out", "-j", 1)["failed"] == 0
+    without, other = rows(tmp_path / "out")
+    done = ropebridge("simulate", "two-regions", "--strategy", "megatron", "--steps", 3, "--json")
+    assert without["samples_per_s"] == json.loads(done.stdout)["samples_per_s"] > other["samples_per_s"]
+
+
 def test_a_folder_belongs_to_one_sweep(undisturbed: Path, tmp_path: Path) -> None:
     out = undisturbed / "out"
     write(tmp_path, SWEEP.replace("plan.connections", "training.microbatch"))

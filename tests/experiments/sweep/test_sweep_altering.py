@@ -104,6 +104,10 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
         {"effects.network.window": "1 MB", "effects.network": "tcp"},
         lambda s, m: s.update(effects={"network": {"base": "tcp", "window": "1 MB"}}),
     ),
+    "a key that is removed": (
+        {"cluster.links[edge-cloud].price_usd_per_gb": None, "effects": None},
+        lambda s, m: s["cluster"]["links"][1].pop("price_usd_per_gb"),
+    ),
     "a whole and a part of it": (
         {"cluster.links[1].trace.mean": "50 Mbit/s", "cluster.links[1].trace": {"preset": "5g"}},
         lambda s, m: s["cluster"]["links"][1].update(trace={"preset": "5g", "mean": "50 Mbit/s"}),

@@ -376,6 +376,11 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "global_batch: 0",
         ("35: training.global_batch", "0 is not valid", "greater than or equal to 1"),
     ),
+    "key without a value": (
+        "global_batch: 32",
+        "global_batch:",
+        ("35: training.global_batch: there is no value", "valid integer; or remove the key"),
+    ),
     "unknown optimizer": (
         "    name: sgd",
         "    name: adam",

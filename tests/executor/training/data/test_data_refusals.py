@@ -101,7 +101,7 @@ DATA = {
     "too-few": (too_few, "tokens: no file has the 17 tokens of a sample: the longest has 16; add longer files"),
     "no-code": (no_code, "nowhere.py: there is no such file; check the path"),
     "no-build": (code("x = 1"), "dataset.py: the dataset file has no function 'build'; define build(**arguments)"),
-    "arguments": (code("def build(): pass", ", arguments: {n: 1}"), "'build' does not take these arguments"),
+    "arguments": (code("def build(): pass", ", arguments: {n: 1}"), "correct '--set', or 'arguments' of the scenario"),
     "build-fails": (code("def build(): return 1 / 0"), "'build' fails with the arguments {}: ZeroDivisionError"),
     "no-data-set": (code("def build(): return 5"), "'build' returns a int; return a torch Dataset or IterableDataset"),
     "no-len": (code(UNSIZED), "dataset.py: the data set has no '__len__'; add it, or make the data set an Iterable"),

@@ -150,6 +150,18 @@ def test_a_rank_that_is_killed_takes_its_process_along_and_is_replaced(tmp_path:
         process.send_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
+def test_a_process_that_loads_data_and_is_killed_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    options = ["--on-this-device", "--strategy", "gpipe", "--steps", "1000000"]
+    with started(["run", str(scenario_in(tmp_path, "indexed")), *options], tmp_path) as (process, mark):
+        wait_until(lambda: len(_loading(mark)) == 2, "no process loads data")
+        os.kill(_loading(mark).pop(), signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "a process that loads data has ended: DataLoader worker" in said
+    assert "Traceback" not in said
+
+
 def _loading(mark: str) -> set[int]:
     """Processes of a run that load data."""
     found = set()

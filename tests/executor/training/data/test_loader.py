@@ -1,5 +1,7 @@
 """Loading ahead decides when samples are there, never which."""
 
+import multiprocessing
+import time
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from executor.training.data.datasets import IndexedSamples, StreamedSamples
 from executor.training.data.loader import BatchPart, SampleLoader
 from executor.training.data.order import Batch, DataOrder, SampleData
 from tests.executor.training.data.test_sources import HERE, Countdown, Squares
-from traces.common.errors import InputError
+from traces.common.errors import InputError, RunError
 
 # Steps: where each begins anew, the cuts of its batch, which may be larger than its parts, and the parts that the rank
 # needs, in the order of its actions.
@@ -91,3 +93,22 @@ def test_an_error_of_the_data_set_comes_where_its_sample_is_needed(workers: int)
     assert message == (
         "pictures.py: item 7 of the data set cannot be read: ValueError: no such picture; correct the data set"
     )
+
+
+def test_a_process_that_is_killed_is_an_error_where_its_samples_are_needed_and_nowhere_else() -> None:
+    loader = SampleLoader(IndexedSamples(Squares(), HERE, seed=5), 5, workers=1)
+    loader.start_step(Batch(0, 1), [BatchPart(0, 1, True, True)])
+    loader.inputs(0, 1)
+    (process,) = multiprocessing.active_children()
+    process.kill()
+    for _ in range(20):
+        time.sleep(0.01)
+    with pytest.raises(RunError, match="a process that loads data has ended: DataLoader worker"):
+        _take_steps(loader, 100)
+    loader.close()
+
+
+def _take_steps(loader: SampleLoader, end: int) -> None:
+    for step in range(1, end):
+        loader.start_step(Batch(step, 1), [BatchPart(0, 1, True, True)])
+        loader.inputs(0, 1)
