@@ -7,6 +7,9 @@ from numba import njit
 
 from planner.step.graph import Flags, Floats, Ints, StepGraph
 
+# Most parts of windows of a line that are acknowledged one by one; bytes of further ones count with the last part.
+MOST_PARTS = 64
+
 
 class Network(NamedTuple):
     """Lines between devices, and the links that several lines share.
@@ -18,9 +21,13 @@ class Network(NamedTuple):
         first_link: First entry of each line in ``link``; last the number of entries, [lines + 1].
         link: Indices of the links that each line shares with others, grouped by line.
         capacity_bps: Rate of payload of each shared link, [links].
-        queues: Whether links serve windows of bytes first come, first served.
+        queued: Whether the links of a line serve windows of bytes first come, first served, [lines].
         window_bits: With queues, the bits that a line may have unacknowledged, [lines].
-        refill_bps: With queues, the window divided by the round trip, [lines].
+        grows: Whether windows open with acknowledgements and halve on idle lines; otherwise they are always open.
+        path_bps: Rate of payload of each line's path without other flows, [lines].
+        round_trip_s: Latency there and back of each line, seconds, [lines].
+        initial_bits: Window of a new connection; no window gets smaller.
+        idle_s: Time without the round trip after which the window of an idle line halves, seconds.
     """
 
     line: Ints
@@ -29,9 +36,13 @@ class Network(NamedTuple):
     first_link: Ints
     link: Ints
     capacity_bps: Floats
-    queues: bool
+    queued: Flags
     window_bits: Floats
-    refill_bps: Floats
+    grows: bool
+    path_bps: Floats
+    round_trip_s: Floats
+    initial_bits: float
+    idle_s: float
 
 
 class Flows(NamedTuple):
@@ -84,7 +95,15 @@ class State(NamedTuple):
         admitted: With queues, whether the window has let the first message through, [lines].
         turn: With queues, the order in which the bits under way have started, [lines].
         open_bits: With queues, bits that the window lets through, [lines].
-        open_s: With queues, the time for which ``open_bits`` is known, [lines].
+        open_s: With queues, the time for which ``open_bits`` is known, [lines]; if windows grow, the end of the last
+            message.
+        grown_bits: If windows grow, the window, [lines].
+        in_flight_bits: If windows grow, the bits that are not acknowledged, [lines].
+        most_in_flight_bits: If windows grow, most of these bits since the latest message began, [lines].
+        part_count: If windows grow, the number of parts of windows in flight, [lines].
+        first_part: If windows grow, the place of the first of these parts, [lines].
+        part_s: If windows grow, when each part is acknowledged, in a ring, [lines, parts].
+        part_bits: If windows grow, the bits of each part, in a ring, [lines, parts].
         growing: Working memory of `planner.step.shared_links.flows`: lines whose rate is not known yet, [lines].
         left_bps: Working memory of `planner.step.shared_links.flows`: rate that links have left, [links].
         users: Working memory of `planner.step.shared_links.flows`: connections without a rate on each link, [links].
@@ -114,6 +133,13 @@ class State(NamedTuple):
     turn: Ints
     open_bits: Floats
     open_s: Floats
+    grown_bits: Floats
+    in_flight_bits: Floats
+    most_in_flight_bits: Floats
+    part_count: Ints
+    first_part: Ints
+    part_s: Floats
+    part_bits: Floats
     growing: Ints
     left_bps: Floats
     users: Ints
@@ -125,6 +151,7 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
     """Return the state before the start of a step."""
     actors, messages = len(graph.first_action) - 1, len(graph.receiver)
     lines, links = len(network.weight), len(network.capacity_bps)
+    windows = lines if network.grows else 0
     return State(
         np.zeros(actors),
         graph.first_action[:-1].copy(),
@@ -149,6 +176,13 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
         np.zeros(lines, np.int64),
         network.window_bits.copy(),
         np.zeros(lines),
+        np.minimum(network.initial_bits * network.weight, network.window_bits),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.zeros(lines, np.int64),
+        np.zeros(lines, np.int64),
+        np.zeros((windows, MOST_PARTS)),
+        np.zeros((windows, MOST_PARTS)),
         np.zeros(lines, np.int64),
         np.zeros(links),
         np.zeros(links, np.int64),
