@@ -206,4 +206,4 @@ def ceilings_bps(bits: Floats, transmission_s: Floats, line: Ints, lines: Lines,
         has_curve = [any(link.size_curve is not None for link in path) for path in lines.values()]
         is_free = (network.queued & ~np.array(has_curve, np.bool_) & np.isfinite(network.path_bps))[line]
         rates_bps = np.where(is_free, network.path_bps[line], rates_bps)
-    return rates_bps.astype(np.float64)
+    return np.asarray(rates_bps, np.float64)
