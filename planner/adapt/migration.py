@@ -15,7 +15,7 @@ from planner.cost.network import nominal_path, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import OPTIMIZER_STATES
-from planner.step.shared_links.transfers import transfer_time_s
+from planner.step.shared_links.step_time import transfer_time_s
 from traces.common.errors import InputError
 
 

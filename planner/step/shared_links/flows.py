@@ -16,8 +16,7 @@ from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.shared_links.choices import Choices
 from planner.step.shared_links.dynamic_order import Progress, begin_choices, choose, new_progress, record_choice
-from planner.step.shared_links.flow_state import Flows, Network, State, new_state
-from planner.step.shared_links.windows import opening_s
+from planner.step.shared_links.flow_state import Flows, Network, State, new_state, opening_s
 
 
 class _Run(NamedTuple):
