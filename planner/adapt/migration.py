@@ -13,10 +13,11 @@ from functools import partial
 from itertools import groupby
 
 from planner.adapt.observation import Observation
-from planner.cost.network import nominal_path, opening_s, payload_bps
+from planner.cost.network import nominal_path, payload_bps
 from planner.plan.plan import Plan
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import OPTIMIZER_STATES
+from planner.step.shared_links.step_time import transfer_time_s
 from traces.common.errors import InputError
 
 
@@ -207,37 +208,28 @@ def _from_nearest(
 def migration_time_s(migration: Migration, scenario: Scenario, connections: int = 1) -> float:
     """Return an estimate of the time of a migration, seconds.
 
-    All transfers run at the same time, at the bandwidths that the cluster declares. What one device sends another takes
-    as long as on an idle path, over connections that have sent nothing before: ``connections`` between two regions, one
-    inside a region. No estimate is below `least_migration_s`. Where several pairs of devices share a link, or packets
-    are lost, the windows of TCP may open later than estimated.
+    All transfers start at the same time and share links as in the simulator, at the bandwidths that the cluster
+    declares, over connections that have sent nothing before: ``connections`` between two regions, one inside a region.
+    If windows of TCP open in both directions of a link at a time, acknowledgements may take longer than estimated.
     """
-    pairs_s: dict[tuple[str, str], float] = defaultdict(float)
-    pairs_bytes: dict[tuple[str, str], int] = defaultdict(int)
+    sizes_bytes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for move in migration.moves:
-        pair = move.source, move.target
-        pairs_s[pair] += nominal_path(scenario, *pair, connections).transmission_s(move.size_bytes)
-        pairs_bytes[pair] += move.size_bytes
-    opened_s = (pairs_s[pair] + opening_s(scenario, *pair, pairs_bytes[pair], connections) for pair in pairs_s)
-    return max(least_migration_s(migration, scenario), _latency_s(migration, scenario) + max(opened_s, default=0.0))
+        sizes_bytes[move.source, move.target].append(move.size_bytes)
+    return transfer_time_s(sizes_bytes, scenario, connections) if sizes_bytes else 0.0
 
 
 def least_migration_s(migration: Migration, scenario: Scenario) -> float:
-    """Return a lower bound on the time of a migration, seconds: that of its busiest link plus the longest latency."""
+    """Return a lower bound on the time of a migration, seconds: the last transfer over its busiest link must arrive."""
     bits: dict[str, float] = defaultdict(float)
+    arrives_s: dict[str, float] = {}
     capacity_bps = {}
     for move in migration.moves:
+        later_s = nominal_path(scenario, move.source, move.target).propagation_s(move.size_bytes)
         for link in scenario.cluster.path(move.source, move.target):
             bits[link.name] += 8 * move.size_bytes
+            arrives_s[link.name] = min(later_s, arrives_s.get(link.name, later_s))
             capacity_bps[link.name] = payload_bps(scenario.effects.network, link.bandwidth_bps)
-    busiest_s = max((amount / capacity_bps[name] for name, amount in bits.items()), default=0.0)
-    return _latency_s(migration, scenario) + busiest_s
-
-
-def _latency_s(migration: Migration, scenario: Scenario) -> float:
-    """Return the longest latency of a move, the jitter of its packets included, seconds."""
-    paths = ((nominal_path(scenario, move.source, move.target), move.size_bytes) for move in migration.moves)
-    return max((path.propagation_s(size_bytes) for path, size_bytes in paths), default=0.0)
+    return max((amount / capacity_bps[name] + arrives_s[name] for name, amount in bits.items()), default=0.0)
 
 
 def state_bytes(scenario: Scenario, first_layer: int, end_layer: int, degree: int = 1) -> int:

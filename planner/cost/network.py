@@ -147,26 +147,6 @@ def connections_ceiling_bps(scenario: Scenario, source: str, target: str, connec
     return min(window_bps, count * loss_ceiling_bps(loss_share, round_trip_s))
 
 
-def opening_s(scenario: Scenario, source: str, target: str, size_bytes: float, connections: int = 1) -> float:
-    """Return how long a message waits for windows to open on connections that have sent nothing before, seconds.
-
-    This is in addition to its transmission on the `nominal_path`. The window doubles every round trip until it fills
-    the path (slow start, RFC 5681). It is 0 without `NetworkEffects.cold_start`.
-    """
-    effects, cluster = scenario.effects.network, scenario.cluster
-    if not effects.cold_start:
-        return 0.0
-    round_trip_s = sum(link.latency_s for way in ((source, target), (target, source)) for link in cluster.path(*way))
-    path_bps = nominal_path(scenario, source, target, connections).rate_bps
-    count = connections if cluster.crosses_regions(source, target) else 1
-    window_bytes, left_bytes, waited_s = count * effects.initial_window_bytes, size_bytes, 0.0
-    while left_bytes > window_bytes and 8 * window_bytes < path_bps * round_trip_s:
-        waited_s += round_trip_s - 8 * window_bytes / path_bps
-        left_bytes -= window_bytes
-        window_bytes *= 2
-    return waited_s
-
-
 # By compression: bytes of an element, and bytes added to each sample (a float32 scale for 8-bit integers).
 _FORMATS: Mapping[str, tuple[int, int]] = MappingProxyType({"bf16": (2, 0), "int8": (1, 4)})
 

@@ -71,11 +71,18 @@ def possible_gains(scenario: Scenario, plans: Sequence[Plan], duration_s: float)
 
 
 def _moves_s(plans: Sequence[Plan], windows: Sequence[Scenario]) -> Floats:
-    """Return the time of a change from each plan to each other one in each window, seconds, [old, new, windows]."""
+    """Return the time of a change from each plan to each other one in each window, seconds, [old, new, windows].
+
+    It is infinite if the change is not possible.
+    """
     moves_s = np.zeros((len(plans), len(plans), len(windows)))
     for (old, one), (new, other) in permutations(enumerate(plans), 2):
-        migration = migration_between(one, other, windows[0])
-        moves_s[old, new] = [migration_time_s(migration, window, other.connections) for window in windows]
+        try:
+            migration = migration_between(one, other, windows[0])
+        except InputError:
+            moves_s[old, new] = math.inf
+        else:
+            moves_s[old, new] = [migration_time_s(migration, window, other.connections) for window in windows]
     return moves_s
 
 

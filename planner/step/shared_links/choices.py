@@ -128,6 +128,36 @@ def choices_of(
     )
 
 
+def no_choices(actors: int, actions: int, messages: int) -> Choices:
+    """Return the choices of actors that run their actions in the graph's order, in one step."""
+    none, numbers, no_bytes = np.zeros(actions, np.int64), np.empty(0, np.int64), np.empty(0)
+    of_actors = np.zeros(actors)
+    return Choices(
+        numbers,
+        np.zeros(actions, np.bool_),
+        np.zeros(messages, np.bool_),
+        none,
+        none,
+        none.reshape(1, -1),
+        none,
+        none,
+        none,
+        none,
+        np.full((actions, 2), NO_ACTION, np.int64),
+        np.zeros(actors, np.int64),
+        np.zeros(actors + 1, np.int64),
+        np.zeros(1, np.int64),
+        numbers,
+        numbers,
+        no_bytes,
+        of_actors,
+        of_actors,
+        of_actors,
+        of_actors,
+        of_actors,
+    )
+
+
 def _needs(own: Ints, keys: Ints, slot: Ints, lane: Ints, microbatch: Ints) -> Ints:
     """Return the actions of the same actor that come before each chosen action, [chosen actions, 2].
 

@@ -1,11 +1,18 @@
-"""What the computation of a step with shared links reads and changes: lines, links, messages and their progress."""
+"""What the computation of a step with shared links reads and changes: lines, links, messages and their progress.
+
+Windows of TCP that open with acknowledgements and halve on idle lines are those of `sim.network.send_window`.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from planner.schedules.kernel.arrays import inner
 from planner.step.graph import Flags, Floats, Ints, StepGraph
+
+# Most parts of windows of a line that are acknowledged one by one; bytes of further ones count with the last part.
+MOST_PARTS = 64
 
 
 class Network(NamedTuple):
@@ -18,9 +25,13 @@ class Network(NamedTuple):
         first_link: First entry of each line in ``link``; last the number of entries, [lines + 1].
         link: Indices of the links that each line shares with others, grouped by line.
         capacity_bps: Rate of payload of each shared link, [links].
-        queues: Whether links serve windows of bytes first come, first served.
+        queued: Whether the links of a line serve windows of bytes first come, first served, [lines].
         window_bits: With queues, the bits that a line may have unacknowledged, [lines].
-        refill_bps: With queues, the window divided by the round trip, [lines].
+        grows: Whether windows open with acknowledgements and halve on idle lines; otherwise they are always open.
+        path_bps: Rate of payload of each line's path without other flows, [lines].
+        round_trip_s: Latency there and back of each line, seconds, [lines].
+        initial_bits: Window of a new connection; no window gets smaller.
+        idle_s: Time without the round trip after which the window of an idle line halves, seconds.
     """
 
     line: Ints
@@ -29,9 +40,13 @@ class Network(NamedTuple):
     first_link: Ints
     link: Ints
     capacity_bps: Floats
-    queues: bool
+    queued: Flags
     window_bits: Floats
-    refill_bps: Floats
+    grows: bool
+    path_bps: Floats
+    round_trip_s: Floats
+    initial_bits: float
+    idle_s: float
 
 
 class Flows(NamedTuple):
@@ -84,7 +99,15 @@ class State(NamedTuple):
         admitted: With queues, whether the window has let the first message through, [lines].
         turn: With queues, the order in which the bits under way have started, [lines].
         open_bits: With queues, bits that the window lets through, [lines].
-        open_s: With queues, the time for which ``open_bits`` is known, [lines].
+        open_s: With queues, the time for which ``open_bits`` is known, [lines]; if windows grow, the end of the last
+            message.
+        grown_bits: If windows grow, the window, [lines].
+        in_flight_bits: If windows grow, the bits that are not acknowledged, [lines].
+        most_in_flight_bits: If windows grow, most of these bits since the latest message began, [lines].
+        part_count: If windows grow, the number of parts of windows in flight, [lines].
+        first_part: If windows grow, the place of the first of these parts, [lines].
+        part_s: If windows grow, when each part is acknowledged, in a ring, [lines, parts].
+        part_bits: If windows grow, the bits of each part, in a ring, [lines, parts].
         growing: Working memory of `planner.step.shared_links.flows`: lines whose rate is not known yet, [lines].
         left_bps: Working memory of `planner.step.shared_links.flows`: rate that links have left, [links].
         users: Working memory of `planner.step.shared_links.flows`: connections without a rate on each link, [links].
@@ -114,6 +137,13 @@ class State(NamedTuple):
     turn: Ints
     open_bits: Floats
     open_s: Floats
+    grown_bits: Floats
+    in_flight_bits: Floats
+    most_in_flight_bits: Floats
+    part_count: Ints
+    first_part: Ints
+    part_s: Floats
+    part_bits: Floats
     growing: Ints
     left_bps: Floats
     users: Ints
@@ -125,6 +155,7 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
     """Return the state before the start of a step."""
     actors, messages = len(graph.first_action) - 1, len(graph.receiver)
     lines, links = len(network.weight), len(network.capacity_bps)
+    windows = lines if network.grows else 0
     return State(
         np.zeros(actors),
         graph.first_action[:-1].copy(),
@@ -149,8 +180,72 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
         np.zeros(lines, np.int64),
         network.window_bits.copy(),
         np.zeros(lines),
+        np.minimum(network.initial_bits * network.weight, network.window_bits),
+        np.zeros(lines),
+        np.zeros(lines),
+        np.zeros(lines, np.int64),
+        np.zeros(lines, np.int64),
+        np.zeros((windows, MOST_PARTS)),
+        np.zeros((windows, MOST_PARTS)),
         np.zeros(lines, np.int64),
         np.zeros(links),
         np.zeros(links, np.int64),
         np.zeros(links, np.bool_),
     )
+
+
+# Number of parts of a window that are acknowledged one by one, and the share of a part that is rounding.
+_PARTS, _ROUNDING = 16, 1e-9
+
+# Halvings after which every window has its initial size.
+_MOST_HALVINGS = 64
+
+
+@inner
+def opening_s(network: Network, state: State, line: int, bits: float, now_s: float) -> float:  # pragma: no cover
+    """Return the delay that its window adds to a message of a line that begins now, seconds."""
+    path_bps, round_trip_s = network.path_bps[line], network.round_trip_s[line]
+    if bits <= 0 or round_trip_s <= 0:
+        return 0.0
+    timeout_s = network.idle_s + round_trip_s
+    _acknowledge(state, line, now_s)
+    if now_s - state.open_s[line] >= timeout_s:
+        halvings = np.floor(min((now_s - state.open_s[line]) / timeout_s, _MOST_HALVINGS))
+        initial_bits = min(network.initial_bits * network.weight[line], network.window_bits[line])
+        state.grown_bits[line] = max(initial_bits, state.grown_bits[line] * 0.5**halvings)
+    clock_s, left_bits, state.most_in_flight_bits[line] = now_s, bits, 0.0
+    while left_bits > 0:
+        _acknowledge(state, line, clock_s)
+        open_bits = min(state.grown_bits[line], network.window_bits[line])
+        in_flight_bits = state.in_flight_bits[line]
+        wanted_bits = min(open_bits, in_flight_bits + left_bits)
+        state.most_in_flight_bits[line] = max(state.most_in_flight_bits[line], wanted_bits)
+        part_bits = min(left_bits, open_bits / _PARTS)
+        if open_bits - in_flight_bits < part_bits * (1 - _ROUNDING) and state.part_count[line]:
+            clock_s = max(clock_s, state.part_s[line, state.first_part[line]])
+            continue
+        part_s = part_bits / path_bps
+        clock_s += part_s
+        state.in_flight_bits[line] += part_bits
+        left_bits -= part_bits
+        is_apart = state.part_count[line] < MOST_PARTS
+        state.part_count[line] += is_apart
+        last = (state.first_part[line] + state.part_count[line] - 1) % MOST_PARTS
+        # Acknowledgements arrive while a part is sent: it counts as acknowledged halfway.
+        state.part_s[line, last] = clock_s - part_s / 2 + round_trip_s
+        state.part_bits[line, last] = part_bits if is_apart else state.part_bits[line, last] + part_bits
+    state.open_s[line] = clock_s
+    return float(max(0.0, clock_s - now_s - bits / path_bps))
+
+
+@inner
+def _acknowledge(state: State, line: int, now_s: float) -> None:  # pragma: no cover
+    """Free the parts whose acknowledgements are here; each bit opens the window by one, up to twice those in flight."""
+    while state.part_count[line] and state.part_s[line, state.first_part[line]] <= now_s:
+        bits, grown_bits = state.part_bits[line, state.first_part[line]], state.grown_bits[line]
+        state.grown_bits[line] = max(grown_bits, min(grown_bits + bits, 2 * state.most_in_flight_bits[line]))
+        state.in_flight_bits[line] -= bits
+        state.part_count[line] -= 1
+        state.first_part[line] = (state.first_part[line] + 1) % MOST_PARTS
+    if not state.part_count[line]:
+        state.in_flight_bits[line] = 0.0

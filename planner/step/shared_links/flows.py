@@ -2,7 +2,7 @@
 
 Each ordered pair of devices is a line that carries one message at a time. Two models of shared links, those of
 `sim.network`: messages get max-min fair rates; or, with the queues that the windows of TCP make, links serve windows of
-bytes first come, first served, and a message waits until its connection's window lets it through.
+bytes first come, first served. A message waits until its connection's window lets it through.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from planner.schedules.kernel.timing import transmit_fifo
 from planner.step.graph import Floats, Ints, StepGraph
 from planner.step.shared_links.choices import Choices
 from planner.step.shared_links.dynamic_order import Progress, begin_choices, choose, new_progress, record_choice
-from planner.step.shared_links.flow_state import Flows, Network, State, new_state
+from planner.step.shared_links.flow_state import Flows, Network, State, new_state, opening_s
 
 
 class _Run(NamedTuple):
@@ -47,6 +47,8 @@ def carry_out(
     """
     state, actors, progress = new_state(graph, network), len(graph.first_action) - 1, new_progress(choices)
     sharing: Ints = np.flatnonzero(~network.alone).astype(np.int64)
+    fair: Ints = np.flatnonzero(~network.alone & ~network.queued).astype(np.int64)
+    served: Ints = np.flatnonzero(~network.alone & network.queued).astype(np.int64)
     stack, height, now_s, turns = np.empty(actors + len(graph.receiver) + 1, np.int64), actors, 0.0, 0
     stack[:actors] = np.arange(actors - 1, -1, -1)
     run = _Run(graph, network, duration_s, flows, choices, progress, state, stack)
@@ -81,15 +83,18 @@ def carry_out(
             if head < 0:
                 continue
             state.event_s[line] = max(now_s, state.sent_s[head])
-            if state.event_s[line] <= now_s and network.queues and not state.admitted[line]:
-                state.event_s[line] += _waiting_s(network, flows, state, line, now_s)
+            if state.event_s[line] <= now_s and not state.admitted[line]:
+                if network.grows:
+                    state.event_s[line] += opening_s(network, state, line, flows.bits[head], now_s)
+                elif network.queued[line]:
+                    state.event_s[line] += _waiting_s(network, flows, state, line, now_s)
                 state.admitted[line] = True
             if state.event_s[line] <= now_s:
                 turns = _start(network, state, line, flows.bits[head], turns)
-        if network.queues:
-            _serve(network, flows, state, sharing, now_s)
-        else:
-            _share(network, flows, state, sharing, now_s)
+        if len(served):
+            _serve(network, flows, state, served, now_s)
+        if len(fair):
+            _share(network, flows, state, fair, now_s)
     for actor in range(actors):
         if state.position[actor] < graph.first_action[actor + 1]:
             return np.inf, state.ended_s
@@ -112,9 +117,10 @@ def _waiting_s(network: Network, flows: Flows, state: State, line: int, now_s: f
 
     The window opens at a constant rate, and holds no more than all of its bits.
     """
-    message, window_bits, refill_bps = state.head[line], network.window_bits[line], network.refill_bps[line]
+    message, window_bits = state.head[line], network.window_bits[line]
     if window_bits == np.inf:
         return 0.0
+    refill_bps = window_bits / network.round_trip_s[line]
     bits, alone_s = flows.bits[message], flows.bits[message] / flows.ceiling_bps[message]
     opened_bits = min(window_bits, state.open_bits[line] + refill_bps * (now_s - state.open_s[line]))
     waiting_s = max(0.0, (bits - opened_bits) / refill_bps - alone_s)

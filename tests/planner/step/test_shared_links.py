@@ -1,6 +1,7 @@
 """Steps whose messages share links: the evaluator against the simulator, which knows the same flows by events."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -10,13 +11,13 @@ from experiments.benches.planning.random_clusters import random_cluster
 from planner.check import is_possible
 from planner.plan.plan import ALGORITHMS, Plan, Replica
 from planner.runs.metrics import measure
-from planner.scenario.effects import ComputeEffects, Effects, NetworkEffects
+from planner.scenario.effects import TCP, ComputeEffects, Effects, NetworkEffects
 from planner.scenario.scenario import Scenario
 from planner.step.evaluate import step_time_s
 from planner.step.shared_links.step_time import shared_step_time_s, steady_step_time_s
 from planner.systems.registry import STRATEGIES
 from sim.simulator import Simulator
-from tests.helpers.scenarios.builders import chain_plan, chain_scenario
+from tests.helpers.scenarios.builders import chain_plan, chain_scenario, mesh_scenario
 from tests.helpers.scenarios.unlike_scenarios import unlike_scenario
 from traces.common.errors import InputError
 
@@ -76,6 +77,44 @@ def test_steps_of_a_run_overlap_as_in_the_simulator(seed: int, name: str, algori
     # The median of the two steps behind the first one is their mean.
     expected_s = measure(Simulator().run(scenario, plan, None, 3)).step_s
     assert steady_step_time_s(plan, scenario) == pytest.approx(expected_s, rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(st.integers(3, 5), st.randoms(use_true_random=False), st.integers(1, 8), st.sampled_from([0.0, 1e-4]))
+def test_windows_that_close_between_sums_open_as_in_the_simulator(
+    count: int, random: Random, connections: int, loss: float
+) -> None:
+    """Rings over wide-area links: after each pause the windows of TCP have to open again."""
+    scenario = mesh_scenario(
+        count,
+        [random.uniform(0.01, 1.0)] * 2,
+        [random.uniform(0.01, 1.0)] * 2,
+        link=lambda a, b: (random.uniform(2e7, 1e9), random.uniform(0.01, 0.2)),
+        regions=[f"region-{number}" for number in range(count)],
+        parameter_bytes=[random.randrange(10**5, 2 * 10**7)] * 2,
+        global_batch=2 * count,
+    )
+    links = tuple(replace(link, loss=loss * (at % 3 == 0)) for at, link in enumerate(scenario.cluster.links))
+    scenario = replace(
+        scenario,
+        cluster=replace(scenario.cluster, links=links),
+        effects=Effects(network=replace(TCP, ready_notice=False)),
+    )
+    plan = replace(STRATEGIES["ddp"](scenario), connections=connections)
+    expected_s = measure(Simulator().run(scenario, plan, None, 3)).step_s
+    assert steady_step_time_s(plan, scenario) == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_windows_of_a_pipeline_s_connections_close_in_every_step() -> None:
+    # Both directions are busy in turn, so that acknowledgements wait for nothing: a step takes over twice as long.
+    scenario = chain_scenario(
+        [1.0, 1.0], [1.0, 1.0], output_bytes=[10**6, 0], bandwidth_bps=1e9, latency_s=0.2, global_batch=1
+    )
+    open_s = steady_step_time_s(plan := chain_plan(scenario, microbatches=[1]), scenario)
+    scenario = replace(scenario, effects=Effects(network=TCP))
+    expected_s = measure(Simulator().run(scenario, plan, None, 3)).step_s
+    assert expected_s > 1.5 * open_s
+    assert steady_step_time_s(plan, scenario) == pytest.approx(expected_s, rel=1e-3)
 
 
 @settings(max_examples=20)
