@@ -1,7 +1,6 @@
 """Devices, the links between them, and the paths that bytes take."""
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,7 +148,8 @@ class Cluster:
         """Return the links that bytes take from one device to another.
 
         The path is the first of these that exists: the link between the two devices, the link between (or inside) their
-        hosts, the route with the fewest links between their regions. If the hosts differ, their network interfaces are
+        hosts, the route with the fewest links between their regions; of several such routes the one with the lowest
+        latency, and of these the one whose slowest link is fastest. If the hosts differ, their network interfaces are
         added as the first and the last link. The path from a device to itself is empty.
 
         Raises:
@@ -219,23 +219,31 @@ class Cluster:
         return outgoing
 
     def _routes_from(self, start: str) -> Mapping[str, tuple[Link, ...]]:
-        """Return the route with the fewest links from a region to each region that can be reached.
+        """Return the route of `path` from a region to each region that can be reached.
 
         The route from the region to itself is the link inside the region.
         """
         if start not in self._routes:
             found: dict[str, tuple[Link, ...]] = {start: ()}
-            queue = deque([start])
-            while queue:
-                region = queue.popleft()
-                for link in self._outgoing[region]:
-                    if link.target not in found:
-                        found[link.target] = (*found[region], link)
-                        queue.append(link.target)
+            newest = found
+            while newest:
+                longer: dict[str, tuple[Link, ...]] = {}
+                for region, route in newest.items():
+                    for link in self._outgoing[region]:
+                        if link.target not in found:
+                            offered = (*route, link)
+                            longer[link.target] = min(longer.get(link.target, offered), offered, key=_slowness)
+                found = found | longer
+                newest = longer
             del found[start]
             inside = self._links.get((start, start))
             self._routes[start] = found if inside is None else {**found, start: (inside,)}
         return self._routes[start]
+
+
+def _slowness(route: tuple[Link, ...]) -> tuple[float, float]:
+    """Return a key that is lowest for the best of several routes with equally many links, however these are listed."""
+    return sum(link.latency_s for link in route), -min(link.bandwidth_bps for link in route)
 
 
 def _check_devices(devices: tuple[Device, ...]) -> None:

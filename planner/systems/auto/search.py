@@ -75,8 +75,9 @@ _OVERLAP = 2.0
 # searched, as a multiple of the lowest one.
 _MOST_NEAR, _NEAR = 60, 1.15
 
-# Number of the best results, apart from their orders of actions, that are tried with more microbatches in flight.
-_DEEPENED = 2
+# Number of the best results, apart from their orders of actions, that are tried with more microbatches in flight: those
+# with fewer stages often gain more by it.
+_DEEPENED = 6
 
 
 def search(
@@ -149,7 +150,9 @@ def search_near(
     able.sort(key=final_score)
     best = able[0]
     if effort is _SMALL or effort.judged:
-        leading = [*dict.fromkeys(_in_quick_order(plan) for plan in able)][:_DEEPENED]
+        # Plans of equal scores are nearly always the same plan on interchangeable devices.
+        unlike = {f"{final_score(plan):.9g}": plan for plan in reversed(able)}
+        leading = [*dict.fromkeys(_in_quick_order(plan) for plan in reversed(unlike.values()))][:_DEEPENED]
         deeper = (each for plan in leading for each in _deeper(plan, scenario))
         best = min((best, *filter(may_run, deeper)), key=final_score)
         sums = (plan for plan in _with_other_sums(best) if is_possible(plan, scenario))
@@ -208,7 +211,10 @@ def _uncompressed(scenario: Scenario, without: frozenset[str]) -> Iterator[Plan]
 def _improved(
     ranked: Sequence[Plan], scenario: Scenario, score: Callable[[Plan], float], effort: _Effort
 ) -> list[Plan]:
-    """Return the best results of the local search from ``ranked``; both are in ascending order of their scores."""
+    """Return the best results of the local search from ``ranked``, which is in ascending order of the scores.
+
+    In small clusters, the results of the first round follow.
+    """
 
     def best(starts: Sequence[Plan], evaluations: int, most: int) -> list[Plan]:
         found = [improve(plan, scenario, score, evaluations) for plan in starts]
@@ -228,7 +234,7 @@ def _improved(
     # `_ordered` shortens data-parallel plans more than others, by overlapping gradient sums with backward: keep one.
     rest = first[_SMALL.finished :]
     data_parallel = [plan for plan in rest if all(len(each.stages) == 1 for each in plan.pipelines)][:1]
-    return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1)
+    return best([*first[: _SMALL.finished], *data_parallel], _SMALL.evaluations, _SMALL.finished + 1) + first
 
 
 def _in_quick_order(plan: Plan) -> Plan:

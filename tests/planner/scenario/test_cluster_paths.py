@@ -158,3 +158,15 @@ def test_a_path_is_connected_has_the_fewest_links_and_passes_the_interfaces_of_b
             assert all(one.target == other.source for one, other in pairwise(path))
             assert len(path) == (1 if inside else reached[target.region])
             assert cluster.crosses_regions(source.name, target.name) is not inside
+
+
+@given(st.permutations([(relay, *hop) for relay in "bcd" for hop in (("a", relay), (relay, "e"))]), st.data())
+def test_of_routes_with_equally_many_links_the_quickest_is_taken_however_they_are_listed(
+    listed: list[tuple[str, str, str]], data: st.DataObject
+) -> None:
+    latencies_s = {relay: data.draw(st.sampled_from([0.001, 0.002])) for relay in "bcd"}
+    rates_bps = dict(zip("bcd", data.draw(st.permutations([GBPS, 2 * GBPS, 3 * GBPS])), strict=True))
+    links = tuple(Link(*ends, rates_bps[relay], latencies_s[relay]) for relay, *ends in listed)
+    cluster = Cluster(tuple(device(f"in-{region}", region) for region in "abcde"), links)
+    best = min("bcd", key=lambda relay: (latencies_s[relay], -rates_bps[relay]))
+    assert names(cluster, "in-a", "in-e") == [f"a->{best}", f"{best}->e"]

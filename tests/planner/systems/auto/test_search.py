@@ -13,13 +13,19 @@ from planner.plan.plan import (
     replace_pipelines,
     representatives,
 )
-from planner.scenario.cluster import Cluster, Device
-from planner.scenario.profile import TimeTable
+from planner.scenario.cluster import Cluster, Device, Link
+from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
+from planner.scenario.training import Training
 from planner.step.evaluate import step_time_s
 from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.local_search.improve import improve, neighbours
-from planner.systems.auto.objective import MOST_EVALUATED, Objective, approximate_step_time_s
+from planner.systems.auto.objective import (
+    MOST_EVALUATED,
+    Objective,
+    approximate_step_time_s,
+    contended_step_time_s,
+)
 from planner.systems.auto.search import search
 from tests.helpers.scenarios.builders import layered_plan, mesh_scenario
 
@@ -156,3 +162,17 @@ def test_extrapolated_times_must_gain_a_percent(gain: float, microbatches: tuple
     scenario = replace(scenario, model=replace(scenario.model, layers=(layer,)))
     assert 2 * measured.at(4).total_s == pytest.approx(gain * measured.at(8).total_s)
     assert search(scenario, Objective()).pipelines[0].microbatches == microbatches
+
+
+def test_plans_on_interchangeable_devices_do_not_take_the_places_of_others() -> None:
+    # Many of the best candidates are the same plan on the other fast or slow device. The best plan has a pipeline of a
+    # slow and a fast device, with more microbatches in flight than the search gives it at first.
+    def times(seconds: float) -> TimeTable:
+        return TimeTable((1,), (seconds,), (seconds,), (seconds,))
+
+    kinds = {"fast": times(0.001), "slow": times(0.003)}
+    model = ModelProfile("m", tuple(LayerProfile(f"layer-{at}", 1000, 100_000, 10, kinds) for at in range(5)))
+    devices = tuple(Device(f"{kind}-{at}", kind, "lan", 10**12) for kind in kinds for at in range(2))
+    cluster = Cluster(devices, (Link("lan", "lan", 1e9, 1e-3),))
+    scenario = Scenario("twins", cluster, model, Training(5))
+    assert contended_step_time_s(search(scenario, Objective()), scenario) <= 0.0387
