@@ -199,7 +199,10 @@ class PacedCompute:
         return 0.0
 
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
-        """Sleep for the profiled time of the optimizer's update; return None, since there is no loss."""
+        """Sleep for the profiled time of the optimizer's update; return None, since there is no loss.
+
+        ``squared_norm``, the sum of the squares of all gradients, changes nothing.
+        """
         if self._program.update_s:
             factor = float(self._factors[self._program.update_number])
             self._end(self._ended_s, self._due_s, factor * self._program.update_s)
