@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.adapt.copies import layers_of, resumable_step
+from planner.adapt.copies import layers_of, newest_complete, restoring_moves, resumable_step
 from planner.adapt.migration import MOST_INCOMPLETE_BACKUPS, LayerTransfer, backup_moves
 from planner.events.event import BACKUP_ACTION, Event, EventKind
 from planner.plan.plan import Plan
@@ -41,7 +41,7 @@ class BackupFlows:
         self._begun_s: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._is_due: dict[int, bool] = {}
         self._missing: dict[int, int] = {}
-        self._plan = plan
+        self._plan, self._scenario = plan, scenario
         # By device: the layers of which it has copies, by the step before which they were made.
         self._copies: defaultdict[str, dict[int, frozenset[int]]] = defaultdict(dict)
         self._layers = len(scenario.model.layers)
@@ -77,6 +77,12 @@ class BackupFlows:
             self._copies.pop(device, None)
         found = resumable_step(self._copies, lambda step: self._plan, self._layers, last)
         return self._first_step if found is None else found
+
+    def restoring_transfers(self, step: int) -> tuple[LayerTransfer, ...]:
+        """Return the transfers of copies before ``step`` to devices that have none; none if no device has one."""
+        if newest_complete(self._copies.values(), self._layers, step) != step:
+            return ()
+        return restoring_moves(self._plan, self._scenario, step, self._copies).moves
 
     def forget(self, unfinished: int) -> None:
         """Drop what is not needed any more once all devices have finished the steps before ``unfinished``.

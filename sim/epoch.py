@@ -113,7 +113,7 @@ class EpochRun:
             self._decoupled = DecoupledUpdates(*run, *limits, self._enter_at, self.gate.leave, recorder.add)
         actor_of = {name: actor for actor, group in enumerate(self._groups) for name in group}
         self._transfer = StateTransfer(epoch.transfers, actor_of)
-        # Finished steps that ended after the ``until_s`` of the latest `run`, and that the policy has not observed yet.
+        # Finished steps that ended after the ``until_s`` of the latest `run`, and that may be lost.
         self._unseen: list[StepRun] = []
         first = epoch.first_step
         is_copied = self._backups.is_due_at
@@ -128,7 +128,7 @@ class EpochRun:
         self._enter(epoch.first_step, [actor for actor in range(len(actors)) if actor not in waiting])
 
     def run(self, until_s: float = math.inf) -> None:
-        """Process events up to ``until_s``; the policy does not observe steps that end later."""
+        """Process events up to ``until_s``; steps that end later may be lost, and the policy does not observe them."""
         unseen, self._unseen = self._unseen, []
         for step in unseen:
             self._finish(step, until_s)
@@ -160,6 +160,10 @@ class EpochRun:
         It is the first unfinished step or, if the run makes copies of the state, the step of the newest complete ones.
         """
         return self._backups.newest_complete(self.gate.next_step, away)
+
+    def restoring_transfers(self, step: int) -> tuple[LayerTransfer, ...]:
+        """Return the transfers of copies before ``step`` to devices that have none, since their processes are new."""
+        return self._backups.restoring_transfers(step)
 
     @property
     def is_over(self) -> bool:
@@ -276,8 +280,8 @@ class EpochRun:
         if step.unfinished:
             return
         adapts = self.gate.adaptation is not None
-        over_s = step.over_s if adapts else math.inf
-        if adapts and over_s > until_s:
+        over_s = step.over_s if adapts or until_s < math.inf else until_s
+        if over_s > until_s:
             self._unseen.append(step)
             return
         self._engine.forget(step.number)

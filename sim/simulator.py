@@ -1,12 +1,13 @@
 """The simulator as a backend: runs a plan, with or without a policy, in a model of the cluster."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 
 from planner.adapt.adaptation import Adaptation
-from planner.adapt.policy import Decision, Policy
+from planner.adapt.policy import Policy
 from planner.check import check_plan
 from planner.check.paths import check_traces_last
 from planner.events.event import fault_events
@@ -14,7 +15,7 @@ from planner.events.file import EventFile, EventSpool
 from planner.events.log import EventLog
 from planner.plan.plan import Plan
 from planner.runs.record import RunRecord
-from planner.scenario.faults import known_away, noticed_absences, with_ended_hangs
+from planner.scenario.faults import Absence, known_away, noticed_absences, return_of, with_ended_hangs
 from planner.scenario.scenario import Scenario
 from sim.epoch import Epoch, EpochRun
 from sim.network.link_probes import LinkProbes
@@ -68,7 +69,7 @@ class Run:
     There is no barrier at a migration: layers are sent as soon as their source has finished the previous step, and a
     device starts the next step when it has received all its layers. If devices leave and the policy continues without
     them, unfinished steps are lost when the absence is detected. Finished steps are kept or, if the run makes copies of
-    the state, repeated from the newest complete copies on.
+    the state, repeated from the newest complete copies on; then also if all wait until the devices return.
 
     Args:
         adaptation: Decides the plans of later steps; None if all steps have the same plan.
@@ -117,52 +118,54 @@ class Run:
         return self._recorder.log()
 
     def _run_to_departure(self, epoch_run: EpochRun, plan: Plan) -> Epoch | None:
-        """Run an epoch, and return the next epoch if a device leaves and the policy continues without it.
+        """Run an epoch, and return the next epoch if a device leaves and steps are lost.
 
-        If there is no such departure, the epoch runs until no event is left, and None is returned.
+        That is so if the policy continues without the device, or if the run makes copies of the state, from which the
+        process that replaces the device begins. Otherwise the epoch runs until no event is left, and None is returned.
         """
         absences, how = noticed_absences(self._scenario.faults), plan.synchronisation
-        can_go_on = how.method == "allreduce" or how.has_common_outer_step
-        if self._policy is not None and can_go_on and absences:
+        can_go_on = self._policy is not None and (how.method == "allreduce" or how.has_common_outer_step)
+        if absences and (can_go_on or self._restores(plan)):
             start_s = epoch_run.receive_layers()
             own = [each for each in absences if each.device in plan.devices and each.end_s > start_s]
             for noticed_s, _ in groupby(own, key=lambda absence: max(absence.noticed_s, start_s)):
                 epoch_run.run(noticed_s)
                 if epoch_run.is_over:
                     break
-                away = known_away(absences, noticed_s)
-                gone = tuple(device for device in away if device in plan.devices)
-                resumed = epoch_run.resumable_step(away)
-                decision = self._ask(self._policy, epoch_run, noticed_s, gone, away, resumed)
-                if decision is not None:
-                    return Epoch(
-                        decision.plan,
-                        resumed,
-                        decision.migration.moves,
-                        earliest_s=self._policy.known_s,
-                        observed_steps=decision.observed_step,
-                    )
+                if (epoch := self._after_loss(epoch_run, plan, absences, noticed_s)) is not None:
+                    return epoch
         epoch_run.run()
         return None
 
-    def _ask(
-        self,
-        policy: PolicyClock,
-        epoch_run: EpochRun,
-        now_s: float,
-        gone: tuple[str, ...],
-        away: tuple[str, ...],
-        resumed: int,
-    ) -> Decision | None:
-        """Let the policy observe unfinished steps, which are lost if it continues without the absent devices."""
-        lost = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
-        events = [event for part in lost for event in part]
-        decision = policy.lose_devices(epoch_run.gate.next_unobserved, events, gone, away, resumed, now_s)
+    def _restores(self, plan: Plan) -> bool:
+        """Return whether devices that return get the state of their layers from copies, and steps are repeated."""
+        return self._backup_every > 0 and plan.synchronisation.method == "allreduce"
+
+    def _after_loss(self, epoch_run: EpochRun, plan: Plan, absences: Sequence[Absence], now_s: float) -> Epoch | None:
+        """Let the policy observe unfinished steps; return the epoch after them if they are lost."""
+        away = known_away(absences, now_s)
+        gone = tuple(device for device in away if device in plan.devices)
+        resumed, step = epoch_run.resumable_step(away), epoch_run.gate.next_unobserved
+        parts = [self._recorder.until(now_s, step) for _, step in sorted(epoch_run.steps.items())]
+        decision = None
+        if self._policy is not None:
+            events = [event for part in parts for event in part]
+            decision = self._policy.lose_devices(step, events, gone, away, resumed, now_s)
+        back_s, returning = return_of([each for each in absences if each.device in plan.devices], now_s)
+        if decision is None and (back_s == math.inf or not self._restores(plan)):
+            return None
+        for part in parts:
+            self._recorder.keep(part)
         if decision is not None:
-            for part in lost:
-                self._recorder.keep(part)
+            assert self._policy is not None
             self._recorder.decide(decision, now_s)
-        return decision
+            return Epoch(
+                decision.plan, resumed, decision.migration.moves, {}, self._policy.known_s, decision.observed_step
+            )
+        resumed = epoch_run.resumable_step(returning)
+        if self._policy is not None:
+            plan, back_s = self._policy.adaptation.plan_for(resumed), max(back_s, self._policy.known_s)
+        return Epoch(plan, resumed, epoch_run.restoring_transfers(resumed), {}, back_s, step)
 
     def _next_epoch(self, epoch_run: EpochRun) -> Epoch | None:
         """Return the epoch that follows one that has run to its end; None if the run is over.

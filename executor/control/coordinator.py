@@ -347,7 +347,7 @@ class Coordinator:
         while True:
             reports = self._await_reports()
             if unpublished is None:
-                unpublished = [report["unpublished"] for report in reports.values()]
+                unpublished = [*last.incomplete, *(report["unpublished"] for report in reports.values())]
             spec = self._regrouping.next_session(
                 last, reports, unpublished, joining, copied_with, self._local_delivery_s
             )

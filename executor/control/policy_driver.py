@@ -17,7 +17,7 @@ from planner.adapt.migration import LayerTransfer
 from planner.adapt.observation import Observation
 from planner.adapt.policy import DECISION_LAG_STEPS, Decision
 from planner.adapt.thinking import Thinking
-from planner.events.event import ABSENT, Event, EventKind, fault_event, is_exchange
+from planner.events.event import ABSENT, UPDATE_ACTION, Event, EventKind, fault_event, is_exchange
 from planner.plan.plan import Plan, samples_before
 from planner.runs.record import Progress, ProgressCallback
 
@@ -229,7 +229,10 @@ class PolicyDriver:
             parts: The rows of unfinished steps, as in `finish_step`.
             now_s: When the loss was found, in run seconds.
         """
-        events = self._collect(parts)
+        # Devices revert the updates of lost steps.
+        events = self._collect(
+            parts, lambda event: event.kind is not EventKind.COMPUTE or event.action != UPDATE_ACTION
+        )
         self._record_waiting()
         self.losses = {step: loss for step, loss in self.losses.items() if step < resumed}
         self.norms = {step: norms for step, norms in self.norms.items() if step < resumed}
@@ -291,8 +294,10 @@ class PolicyDriver:
         self.absences.begin(gone, now_s)
         self._tell(f"lost: {', '.join(gone)}; the other pipelines go on, and this one follows when it is back")
 
-    def _collect(self, parts: Sequence[dict[str, Any]]) -> list[Event]:
-        rows = [event for part in parts for event in unpack(part["rows"], self._devices)]
+    def _collect(
+        self, parts: Sequence[dict[str, Any]], is_kept: Callable[[Event], bool] = lambda _: True
+    ) -> list[Event]:
+        rows = [event for part in parts for event in unpack(part["rows"], self._devices) if is_kept(event)]
         complete = self._arrivals.add(rows)
         # What outlives this process is written at once, without the arrivals that later parts tell.
         self._record(complete if self._attempt is None else with_arrivals(rows))

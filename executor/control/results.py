@@ -15,7 +15,7 @@ from executor.core.job import JobFolder
 from planner.adapt.gradient_noise import GradientNorms, LocalNorms
 from planner.events.event import Event, fault_events
 from planner.plan.plan import Pipeline
-from planner.scenario.faults import LinkOutage
+from planner.scenario.faults import Absence
 from planner.scenario.scenario import Scenario
 
 # Bytes of a safetensors file that give the length of its header.
@@ -26,10 +26,10 @@ _EXCHANGED = "F32"
 
 
 def faults_of(scenario: Scenario, driver: PolicyDriver, events: list[Event]) -> list[Event]:
-    """Return the rows of a run's faults: the link outages of the scenario, and the absences found in the run."""
+    """Return the rows of a run's faults: the outages and hangs of the scenario, and the absences found in the run."""
     end_s = max(event.end_s for event in events)
-    outages = [fault for fault in scenario.faults if isinstance(fault, LinkOutage)]
-    return [*fault_events(outages, end_s), *driver.absences.events(end_s)]
+    scheduled = [fault for fault in scenario.faults if not isinstance(fault, Absence)]
+    return [*fault_events(scheduled, end_s), *driver.absences.events(end_s)]
 
 
 def gather_norms(job: JobFolder, ranks: int) -> tuple[GradientNorms, ...]:

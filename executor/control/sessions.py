@@ -73,6 +73,11 @@ class SessionProgress:
         """Whether all ranks have published `step`."""
         return len(self._published[self.step]) == len(self.spec.ranks)
 
+    @property
+    def incomplete(self) -> list[dict[str, Any]]:
+        """What ranks have published of the steps that not all ranks have published."""
+        return [part for _, published in sorted(self._published.items()) for part in published.values()]
+
     def finish_step(self) -> list[dict[str, Any]]:
         """Return the ranks' publications of `step`, in rank order, and advance to the next step."""
         published = self._published.pop(self.step)
@@ -116,7 +121,7 @@ class Regrouping:
     ) -> SessionSpec:
         """Return the specification of the next session: the ranks that have reported, and all others its plan needs.
 
-        ``reports`` are the messages of the remaining ranks; ``unpublished`` has each rank's rows of unfinished steps.
+        ``reports`` are the messages of the remaining ranks; ``unpublished`` has the rows of unfinished steps.
         ``copied_with`` is what `plans_of_copies` has returned.
 
         Raises:

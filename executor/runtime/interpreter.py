@@ -181,7 +181,7 @@ class Interpreter:
         if self._unfinished is None:
             return
         current, self._unfinished, self._last = self._unfinished, None, self._unfinished
-        squared_norm = self._norms.total(current)
+        squared_norm = self._squared_norm(current)
         start_s = self._compute.free_s()
         loss = self._compute.finish_step(current.step, squared_norm)
         if current.program.update_s:
@@ -201,7 +201,14 @@ class Interpreter:
         after = replace(last, step=tagged)
         self._norms.post(after)
         self._norms.contribute(after, self._compute.squared_norm)
-        self._compute.finish_step(last.step, self._norms.total(after))
+        self._compute.finish_step(last.step, self._squared_norm(after))
+
+    def _squared_norm(self, current: StepProgram) -> float | None:
+        """Wait for the squared norm of all gradients, if these are clipped; the device does not compute meanwhile."""
+        squared_norm = self._norms.total(current)
+        if squared_norm is not None:
+            self._compute.wait_until(self._clock.now_s())
+        return squared_norm
 
     def _synchronise(self, current: StepProgram, posted: PostedStep) -> None:
         if self._updates is not None:

@@ -201,10 +201,8 @@ class PacedCompute:
     def finish_step(self, step: int, squared_norm: float | None) -> float | None:
         """Sleep for the profiled time of the optimizer's update; return None, since there is no loss.
 
-        With a ``squared_norm`` the update begins now, when the norm has arrived; otherwise after the last action.
+        ``squared_norm``, the sum of the squares of all gradients, changes nothing.
         """
-        if squared_norm is not None:
-            self.wait_until(self._clock.now_s())
         if self._program.update_s:
             factor = float(self._factors[self._program.update_number])
             self._end(self._ended_s, self._due_s, factor * self._program.update_s)

@@ -141,6 +141,19 @@ def known_away(absences: Sequence[Absence], time_s: float) -> tuple[str, ...]:
     return tuple(sorted({each.device for each in absences if each.noticed_s <= time_s < each.end_s}))
 
 
+def return_of(absences: Sequence[Absence], time_s: float) -> tuple[float, tuple[str, ...]]:
+    """Return when all devices are back that have left by ``time_s`` or leave before all are back, and their names.
+
+    ``absences`` are the result of `noticed_absences`; times are those of the run, seconds.
+    """
+    back_s, returning = time_s, set()
+    for each in absences:
+        if each.noticed_s <= back_s and each.end_s > time_s:
+            back_s = max(back_s, each.end_s)
+            returning.add(each.device)
+    return back_s, tuple(sorted(returning))
+
+
 def absences_of_nodes(trace: PreemptionTrace, nodes: Mapping[str, str], start_s: float = 0.0) -> tuple[Absence, ...]:
     """Return the absences of devices that stand for nodes of a trace.
 

@@ -121,18 +121,40 @@ def test_a_process_that_hangs_for_long_is_lost_where_copies_are_kept(hangs_s: fl
     assert len(step_ends_s(record.events)) == 5
 
 
-@pytest.mark.parametrize(("backup_every", "slept_s"), [(0, 30.0), (1, HANG_LIMIT_S + DETECTION_S + 0.05)])
-def test_without_a_policy_all_wait_for_the_process_or_for_the_new_one(backup_every: int, slept_s: float) -> None:
+def test_without_a_policy_all_wait_until_a_hang_ends() -> None:
     scenario = scenario_with([Hang("device-1", 9.0, 39.0)])
     plan = stages_on(scenario, [0, 1, 2])
-    record, calm = (
-        Simulator(backup_every=backup_every).run(each, plan, None, 5)
-        for each in (scenario, replace(scenario, faults=()))
-    )
-    # The action under way goes on after the hang, or is begun anew with the new process.
+    record, calm = (Simulator().run(each, plan, None, 5) for each in (scenario, replace(scenario, faults=())))
     longest_s = max(event.end_s - event.start_s for event in of_kind(calm, EventKind.COMPUTE))
     later_s = step_ends_s(record.events)[-1] - step_ends_s(calm.events)[-1]
-    assert slept_s - longest_s <= later_s <= slept_s + longest_s
+    assert 30.0 - longest_s <= later_s <= 30.0 + longest_s
+
+
+@pytest.mark.parametrize("policy", [None, Scripted({})])
+@pytest.mark.parametrize("other", [[], [Absence("device-3", 12.0, 14.0)]])
+def test_whoever_is_waited_for_gets_its_state_from_copies_and_all_repeat_the_steps_since(
+    policy: Scripted | None, other: list[Fault]
+) -> None:
+    """The process that hangs is replaced; another device may leave meanwhile, and return later."""
+    scenario = scenario_with([Hang("device-1", 9.0, 39.0), *other], devices=4)
+    plan = stages_on(scenario, [0, 1, 2, 3])
+    record = Simulator(backup_every=1).run(scenario, plan, policy, 5)
+    back_s = 14.0 if other else 9.0 + HANG_LIMIT_S + DETECTION_S + 0.05
+    moved = [e for e in of_kind(record, EventKind.MIGRATE) if e.start_s >= back_s]
+    assert moved
+    assert min(e.start_s for e in moved) == pytest.approx(back_s)
+    (resumed,) = {e.step for e in moved}
+    arrived_s = {device: max(e.arrived_s for e in moved if e.peer == device) for device in {e.peer for e in moved}}
+    assert arrived_s.keys() == {"device-1", *(fault.device for fault in other if isinstance(fault, Absence))}
+    for device in plan.devices:
+        again = [e for e in of_kind(record, EventKind.COMPUTE) if e.device == device and e.start_s >= back_s]
+        assert min(e.start_s for e in again) >= arrived_s.get(device, back_s)
+        counts = Counter((e.step, e.action, e.microbatch) for e in again)
+        assert {step for step, *_ in counts} == set(range(resumed, 5))
+        assert set(counts.values()) == {1}
+    # All others have waited since the loss was found.
+    found_s = 12.0 + DETECTION_S if other else 9.0 + HANG_LIMIT_S + DETECTION_S
+    assert not [e for e in of_kind(record, EventKind.COMPUTE) if found_s < e.end_s <= back_s]
 
 
 @settings(max_examples=20)

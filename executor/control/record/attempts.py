@@ -14,7 +14,7 @@ from planner.adapt.policy import Decision
 from planner.events.event import ABSENT, Event, EventKind, fault_event, fault_events, read_event_stream
 from planner.files.plan import parse_decision, parse_plan
 from planner.plan.plan import Plan
-from planner.scenario.faults import Fault, LinkOutage
+from planner.scenario.faults import Absence, Fault
 
 RECORD, ABOUT, BEGAN = "record", "attempt.json", "began"
 PUBLISHED, LOSSES, NORMS = "published.arrows", "losses.jsonl", "norms.jsonl"
@@ -116,7 +116,7 @@ def _read(folder: Path, about: Mapping[str, Any], began_s: float, stop: int, fau
     norms = [GradientNorms.from_json(line) for line in _lines(folder / NORMS)]
     kept = [event for event in rows if event.step < stop]
     end_s = max((event.end_s for event in kept if event.kind in WORK), default=0.0)
-    kept += fault_events([fault for fault in faults if isinstance(fault, LinkOutage)], end_s)
+    kept += fault_events([fault for fault in faults if not isinstance(fault, Absence)], end_s)
     for device, start_s, over_s in _lines(folder / ABSENCES):
         if start_s < end_s:
             kept.append(fault_event(device, ABSENT, start_s, min(over_s, end_s)))
