@@ -1,5 +1,6 @@
 """Chooses the static plans that are best in hindsight, and says what changes of the plan could gain on them."""
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -17,6 +18,7 @@ from planner.systems.auto.candidates.compressed import with_compressions
 from planner.systems.auto.objective import Objective, contended_step_time_s
 from planner.systems.auto.portfolio import searched_once
 from planner.systems.auto.strategy import start_plan
+from traces.common.errors import InputError
 
 FIRST_MINUTE_S = 60.0
 
