@@ -160,12 +160,17 @@ class Run:
             assert self._policy is not None
             self._recorder.decide(decision, now_s)
             return Epoch(
-                decision.plan, resumed, decision.migration.moves, {}, self._policy.known_s, decision.observed_step
+                decision.plan,
+                resumed,
+                decision.migration.moves,
+                earliest_s=self._policy.known_s,
+                observed_steps=decision.observed_step,
             )
         resumed = epoch_run.resumable_step(returning)
         if self._policy is not None:
             plan, back_s = self._policy.adaptation.plan_for(resumed), max(back_s, self._policy.known_s)
-        return Epoch(plan, resumed, epoch_run.restoring_transfers(resumed), {}, back_s, step)
+        transfers = epoch_run.restoring_transfers(resumed)
+        return Epoch(plan, resumed, transfers, earliest_s=back_s, observed_steps=step)
 
     def _next_epoch(self, epoch_run: EpochRun) -> Epoch | None:
         """Return the epoch that follows one that has run to its end; None if the run is over.

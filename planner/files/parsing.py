@@ -114,7 +114,7 @@ def _first_error(error: ValidationError, kind: type, document: Document, value: 
         return InputError("a list is not valid", where=where, valid="give keys with values, as 'NAME: ...'")
     if details["input"] is None:
         # A key of which all entries are commented out has no value, either.
-        return InputError("there is no value", where=where, valid=f"{valid}; or remove the key")
+        return InputError("there is no value", where=where, valid=valid)
     text = repr(details["input"])
     shown = text if len(text) <= 60 else f"{text[:57]}..."
     return InputError(f"{shown} is not valid", where=where, valid=valid)

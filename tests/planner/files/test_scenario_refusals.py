@@ -379,7 +379,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "key without a value": (
         "global_batch: 32",
         "global_batch:",
-        ("35: training.global_batch: there is no value", "valid integer; or remove the key"),
+        ("35: training.global_batch: there is no value", "valid integer"),
     ),
     "unknown optimizer": (
         "    name: sgd",
