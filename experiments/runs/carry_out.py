@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,11 +51,13 @@ def carry_out(
     """
     _check_steps(steps)
     if isinstance(policy, str):
-        chosen_policy = make_policy(policy, scenario)
+        name, chosen_policy = policy, make_policy(policy, scenario)
+    elif policy is None:
+        name, chosen_policy = "none", None
     else:
-        chosen_policy = None if policy is None else checked_policy(policy)
+        name, chosen_policy = str(getattr(policy, "name", type(policy).__name__)), checked_policy(policy)
     with new_folder(output) if output is not None else nullcontext() as folder:
-        record = complete(make_backend(folder).run(scenario, plan, chosen_policy, steps))
+        record = replace(complete(make_backend(folder).run(scenario, plan, chosen_policy, steps)), policy=name)
         if folder is not None:
             write_record(record, folder)
     return record
@@ -175,6 +178,7 @@ def present(record: RunRecord, as_json: bool) -> str:
 
 
 def _describe(summary: dict[str, Any]) -> str:
+    policy = summary["policy"]
     lines = [
         f"{summary['backend']} {summary['scenario']} ({summary['strategy']}, {summary['schedule']}), "
         f"{summary['steps']} steps",
@@ -185,7 +189,7 @@ def _describe(summary: dict[str, Any]) -> str:
         f"  WAN traffic  {number_text(summary['wan_bytes'] / 1e6)} MB",
         f"  cost         {number_text(summary['cost_usd'])} USD",
         f"  memory       {size_text(max(summary['peak_memory_bytes'].values()))} on the fullest device",
-        f"  decisions    {summary['decisions']}",
+        f"  decisions    {summary['decisions']}" + (f" of policy {policy}" if policy not in ("", "none") else ""),
     ]
     if interruptions := summary["interruptions"]:
         lost_s = sum(each["end_s"] - each["start_s"] for each in interruptions)

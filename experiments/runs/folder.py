@@ -142,9 +142,9 @@ def read_record(folder: Path) -> RunRecord:
         raise InputError(f"the run is damaged: {text}", where=str(folder), valid="run it again") from None
     scenario = read_resolved_scenario(folder / "scenario.json")
     plan, computed_on = read_plan(folder / "plan.json"), str(summary.get("computed_on", ""))
-    before = int(summary.get("samples_before", 0))
+    before, policy = int(summary.get("samples_before", 0)), str(summary.get("policy", ""))
     return RunRecord(
-        backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before, interruptions
+        backend, scenario, plan, events, decisions, losses, norms, network, computed_on, before, interruptions, policy
     )
 
 
@@ -175,6 +175,7 @@ def summarise(record: RunRecord) -> dict[str, Any]:
         "scenario": record.scenario.name,
         "strategy": record.plan.strategy,
         "schedule": record.plan.schedule,
+        "policy": record.policy,
         **asdict(measure(record)),
         "peak_memory_bytes": peak_memory_bytes(record),
         "decisions": len(record.decisions),

@@ -59,6 +59,7 @@ class RunRecord:
         samples_before: Samples of all steps before the run's first one, from whose checkpoint it resumed; usually 0.
         computed_on: Devices on which a run trained although the plan names devices of other kinds; else empty.
         interruptions: Where a run had ended and was resumed, in the order of time; its events are those of all parts.
+        policy: Name of the policy, ``none`` without one; empty where it is not known.
     """
 
     backend: str
@@ -72,6 +73,7 @@ class RunRecord:
     computed_on: str = ""
     samples_before: int = 0
     interruptions: tuple[Interruption, ...] = ()
+    policy: str = ""
 
     def __repr__(self) -> str:
         # A notebook shows this for a cell that ends with a run, whose scenario and events would fill many pages.

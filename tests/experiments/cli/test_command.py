@@ -148,6 +148,16 @@ def test_the_same_plan_file_is_simulated_and_run(tmp_path: Path) -> None:
     assert (tmp_path / "both.png").stat().st_size > 10_000
 
 
+def test_runs_are_told_apart_by_their_policies(tmp_path: Path) -> None:
+    for policy in ("none", "depth"):
+        done = ropebridge("simulate", "two-regions", "--strategy=megatron", "--policy", policy, "-o", tmp_path / policy)
+        assert (" of policy depth" in done.stdout) is (policy == "depth"), done.stderr
+    folders = tmp_path / "none", tmp_path / "depth"
+    rows = json.loads(ropebridge("compare", *folders, "--json").stdout)
+    assert [row["policy"] for row in rows] == ["none", "depth"]
+    assert "policy" in ropebridge("compare", *folders).stdout.splitlines()[0]
+
+
 def test_the_resolved_scenario_of_a_run_is_a_scenario(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert ropebridge("simulate", "two-regions", "--strategy=megatron", "-o", first).returncode == 0
