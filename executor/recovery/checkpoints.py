@@ -140,7 +140,7 @@ class CheckpointFolder:
             raise InputError("there is no complete checkpoint", where=str(self._place(step)), valid="resume again")
         return next(iter(written[0].values())).samples_before
 
-    def drop_old(self, first: int, written: float, kept: int, spared: Collection[int] = ()) -> None:
+    def drop_old(self, first: int, written: float, kept: int, spared: Collection[int | None] = ()) -> None:
         """Remove all but the newest ``kept`` checkpoints up to step ``written``, and those of the steps ``spared``.
 
         There are checkpoints of later steps if the run has gone back after a loss of ranks; they will be overwritten.
@@ -156,16 +156,12 @@ class CheckpointFolder:
     ) -> None:
         """Remove what no run will go on from of ``own``, the folder of one of so many pipelines.
 
-        As `drop_old` with ``first``, the step ``written`` and ``kept``, but the newest one of all pipelines stays.
+        As `drop_old` with ``first``, the step ``written`` and ``kept``, but the newest complete one stays.
         At their ``own_speed`` pipelines leave checkpoints out while they are away: these go too.
         """
-        own.drop_old(first, self.slowest(pipelines, written), kept, self.newest_of_all(pipelines))
+        own.drop_old(first, self.slowest(pipelines, written), kept, {self.newest_step()})
         for step in self.left_out(pipelines) if own_speed else ():
             own.drop(step)
-
-    def newest_of_all(self, pipelines: int) -> set[int]:
-        """Return the newest step of which all of so many pipelines have checkpoints; an empty set if there is none."""
-        return set(sorted(set.intersection(*self._steps_of(pipelines)))[-1:])
 
     def left_out(self, pipelines: int) -> set[int]:
         """Return the steps whose checkpoints are never complete: a pipeline that lacks one has written a later one."""
@@ -212,7 +208,8 @@ class CheckpointFolder:
     def newest_step(self) -> int | None:
         """Return the step of the newest checkpoint with a file for each layer; None if there is none."""
         for step in reversed(self.steps):
-            with suppress(DamagedError):
+            # Others may be removing older ones.
+            with suppress(DamagedError, OSError):
                 headers = self._headers(step)
                 if headers:
                     self._found(step, next(iter(headers.values())).model)

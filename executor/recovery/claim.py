@@ -115,10 +115,11 @@ def resumption(
             f"the run has done {found.step} steps", where=str(folder), valid=f"give '--steps' more than {found.step}"
         )
     # Some pipelines may have written later ones, which must not mix with those of the next run.
-    for others in CheckpointFolder(folder).others:
-        for newer in others.steps:
+    every = CheckpointFolder(folder)
+    for own in (every, *every.others) if every.others else ():
+        for newer in own.steps:
             if newer > found.step:
-                others.drop(newer)
+                own.drop(newer)
     return found.step, parse_plan(found.plan)
 
 

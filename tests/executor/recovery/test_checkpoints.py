@@ -397,3 +397,16 @@ def test_absences_in_turn_leave_a_checkpoint(tmp_path: Path) -> None:
         own.write("x", Part(step, "the plan", step, MODEL, WHOLE_STATE, pipelines=2))
         folder.clear(own, 2, 0, step, 1, own_speed=False)
     assert folder.newest(MODEL, lambda _: None).step == 10
+
+
+def test_incomplete_ones_do_not_drive_out_the_newest_complete_one(tmp_path: Path) -> None:
+    """Every pipeline has a folder of each step, but one of two devices has given nothing to the newer ones."""
+    folder = CheckpointFolder(tmp_path)
+    for step in range(1, 8):
+        for pipeline in range(2):
+            own = folder.of_pipeline(pipeline)
+            states = [{0: WHOLE_STATE[0]}, {layer: WHOLE_STATE[layer] for layer in (1, 2)}]
+            for device, state in zip("xy", states[: 2 if step <= 2 else 1], strict=False):
+                own.write(device, Part(step, "the plan", step, MODEL, state, pipelines=2))
+            folder.clear(own, 2, 0, step, 2, own_speed=True)
+    assert folder.newest(MODEL, lambda _: None).step == 2
