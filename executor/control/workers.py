@@ -21,7 +21,7 @@ from executor.control.coordinator import Coordinator
 from executor.control.sessions import random_token
 from executor.core.clock import announce_origin
 from executor.core.control_channel import Message
-from executor.core.messages import NewPlan, SessionSpec
+from executor.core.messages import AwayWorker, CheckpointMark, NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
 from planner.plan.decoupled import LEAD_STEPS
 from planner.runs.record import Progress
@@ -44,8 +44,8 @@ class _Worker:
         is_over: Whether no further steps may begin.
         is_running: Whether it is in a session.
         is_gone: Whether one of its devices never returns.
-        checkpoint: The checkpoint that the state before the next step which it gets belongs to; None if none.
-        sessions: Number of sessions that it has begun.
+        mark: The checkpoint that the state before the next step which it gets belongs to; None if none.
+        sessions: Number of sessions that it has begun; if it was away when the run's checkpoint began, one more.
         begun: Number of its steps that were finished before the session.
         incarnations: Number of the process of each rank in the session, by rank.
         parts: What ranks have published of steps that not all have published, by step and rank.
@@ -61,7 +61,7 @@ class _Worker:
     is_over: bool = False
     is_running: bool = False
     is_gone: bool = False
-    checkpoint: int | None = None
+    mark: CheckpointMark | None = None
     sessions: int = 0
     begun: int = 0
     incarnations: dict[int, int] = field(default_factory=dict)
@@ -96,6 +96,8 @@ class WorkersCoordinator(Coordinator):
         self._concluded: set[int] = set()
         # The step of its own with which each rank goes on from a checkpoint.
         self._own_steps: dict[int, int] = {}
+        # Ranks of workers that were away when that checkpoint began.
+        self._were_away: set[int] = set()
         self._left = 0
         self._marked = run.first_step
         # Finished steps: their ends in run seconds, samples, and parts of the loss.
@@ -117,7 +119,8 @@ class WorkersCoordinator(Coordinator):
         self._await_start(range(len(self._devices)))
         self._start()
         self._wait(self._have_all_sent)
-        self._server.send(self._processes.peers(self._syncers), "conclude")
+        mark = CheckpointMark(self._config.steps, self._away())
+        self._server.send(self._processes.peers(self._syncers), "conclude", **mark.to_data())
         self._wait(self._are_all_done)
         self._driver.losses = dict(enumerate(batch_losses(self._steps, self._plan.global_batch), self._first_step))
         self._finish([*self._syncers, *(rank for worker in self._workers for rank in worker.done)])
@@ -138,6 +141,8 @@ class WorkersCoordinator(Coordinator):
         self._left = self._config.steps * self._plan.global_batch
         for worker in self._workers:
             worker.granted = worker.finished = self._own_steps[worker.ranks[0]]
+            # After its first session a worker begins with the common parameters.
+            worker.sessions = int(worker.ranks[0] in self._were_away)
             self._left -= worker.finished * worker.samples
         next_samples = sum(worker.samples for worker in self._workers) - self._left
         for _ in range(LEAD_STEPS):
@@ -165,8 +170,9 @@ class WorkersCoordinator(Coordinator):
             self._tell(worker, "last", step=worker.granted)
             return
         self._left -= worker.samples
-        self._tell(worker, "plan", step=worker.granted, new=None, durable=0, checkpoint=worker.checkpoint)
-        worker.checkpoint = None
+        mark = None if worker.mark is None else worker.mark.to_data()
+        self._tell(worker, "plan", step=worker.granted, new=None, durable=0, mark=mark)
+        worker.mark = None
         worker.granted += 1
 
     def _finish_step(self, worker: _Worker, step: int) -> None:
@@ -186,18 +192,24 @@ class WorkersCoordinator(Coordinator):
     def _mark(self) -> None:
         """Let every worker copy its state before the next step that it gets, if a checkpoint is due.
 
-        It is put off while a worker is away, or has returned and finished no step yet, without whose part it would
-        never be complete. It stays incomplete if a worker gets no further step or is lost before.
+        A worker that is away has no state any more, and is left out. While one has returned and finished no step yet,
+        the checkpoint is put off. It stays incomplete if one that is there gets no further step or is lost before.
         """
         every, batch = self._config.checkpoint_every, self._plan.global_batch
         trained = sum(worker.finished * worker.samples for worker in self._workers) // batch
         is_due = every > 0 and trained // every > self._marked // every
         if is_due and all(
-            each.is_running and (each.sessions == 1 or each.finished > each.begun) for each in self._workers
+            not each.is_running or each.sessions == 1 or each.finished > each.begun for each in self._workers
         ):
             self._marked = trained // every * every
+            mark = CheckpointMark(self._marked, self._away())
             for worker in self._workers:
-                worker.checkpoint = self._marked
+                worker.mark = mark if worker.is_running else None
+
+    def _away(self) -> tuple[AwayWorker, ...]:
+        """Return the workers without which a checkpoint is complete; none if all are away, since nobody has a state."""
+        away = [AwayWorker(n, own.finished, own.sessions) for n, own in enumerate(self._workers) if not own.is_running]
+        return tuple(away) if len(away) < len(self._workers) else ()
 
     def _show(self, end_s: float) -> None:
         """Show the progress when the samples of another global batch are trained."""
@@ -217,6 +229,8 @@ class WorkersCoordinator(Coordinator):
     def _hear_rank(self, peer: Peer, message: Message) -> None:
         if message["kind"] == "ready":
             self._own_steps[peer.rank] = int(message.get("own_step") or 0)
+            if message.get("was_away"):
+                self._were_away.add(peer.rank)
         super()._hear_rank(peer, message)
 
     def _hear_session(self, rank: int, message: Message) -> None:
@@ -289,7 +303,7 @@ class WorkersCoordinator(Coordinator):
     def _end_worker(self, worker: _Worker, lost: Sequence[int]) -> None:
         assert self._driver is not None
         assert self._processes.origin_s is not None
-        worker.is_running, worker.checkpoint = False, None
+        worker.is_running, worker.mark = False, None
         worker.parts.clear()
         worker.last.clear()
         self._driver.lose_worker([self._devices[rank] for rank in lost], time.monotonic() - self._processes.origin_s)

@@ -5,7 +5,7 @@ A session is a set of ranks that are connected with each other; it ends when one
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from executor.core.job import RunConfig
 from planner.adapt.gradient_noise import LocalNorms
@@ -111,6 +111,36 @@ class SessionSpec:
         plans = tuple(NewPlan.from_data(each) for each in data["plans"])
         syncers = {name: (str(host), int(port)) for name, (host, port) in data["syncers"].items()}
         return cls(**{**plain, "ranks": tuple(data["ranks"]), "plans": plans, "syncers": syncers})
+
+
+class AwayWorker(NamedTuple):
+    """A worker that is away: its index, the step with which it would go on, and the number of its next session."""
+
+    worker: int
+    step: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMark:
+    """What is said of a checkpoint of workers at their own speed.
+
+    Attributes:
+        checkpoint: Number of the global batch before which it counts.
+        away: The workers that give nothing to it.
+    """
+
+    checkpoint: int
+    away: tuple[AwayWorker, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return a dictionary for `json.dumps`."""
+        return {"checkpoint": self.checkpoint, "away": self.away}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Return the object from the result of `to_data`; unknown entries are ignored."""
+        return cls(data["checkpoint"], tuple(AwayWorker(*each) for each in data["away"]))
 
 
 def pack(events: list[Event], loss: float | None, kept: int | None, norms: LocalNorms | None = None) -> dict[str, Any]:

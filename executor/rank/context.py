@@ -222,8 +222,8 @@ def build_context(
     shaper = LinkShaper(config.folder.ledger, scenario.cluster, clock) if run.emulator == "shaper" else None
     program = config.program(config.plan)
     pipeline = 0 if program is None else program.pipeline
-    # The part of syncers is beside those of the pipelines.
-    first = first_state(run, scenario, compute, state, len(config.plan.pipelines) if config.merges else pipeline)
+    # The part of syncers follows those of the pipelines, of which the plan of the checkpoint may have more.
+    first = first_state(run, scenario, compute, state, -1 if config.merges else pipeline)
     outer: dict[int, LayerTensors] = {}
     if run.first_step:
         own = sorted(layers_of(config.plan, config.device))

@@ -22,7 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from executor.core.control_channel import HEAD_ADDRESS, Channel, Message, reach_head, read_key
 from executor.core.failures import SharedInputError, SharedRunError, first_line
 from executor.core.job import FILE_KINDS, INCARNATION, JobFolder
-from executor.core.messages import NewPlan, SessionSpec
+from executor.core.messages import CheckpointMark, NewPlan, SessionSpec
 from executor.core.timeouts import timeouts
 from executor.rank.handshake import Facts, Statement
 from planner.adapt.policy import DECISION_LAG_STEPS
@@ -84,7 +84,7 @@ class ControlClient:
         self._plans: dict[int, NewPlan] = {}
         self._durables: dict[int, int] = {}
         # By step the checkpoint that the state before it belongs to; other steps are missing.
-        self._marks: dict[int, int] = {}
+        self._marks: dict[int, CheckpointMark] = {}
         self._readings: dict[int, float] = {}
         self._questions = 0
         self._outcome = ""
@@ -254,7 +254,7 @@ class ControlClient:
         with self._changed:
             self._changed.wait_for(lambda: not self._unheard or self._outcome)
 
-    def mark(self, step: int) -> int | None:
+    def mark(self, step: int) -> CheckpointMark | None:
         """Return the checkpoint that the state before a step belongs to; None if it is none."""
         with self._changed:
             return self._marks.pop(step, None)
@@ -357,8 +357,8 @@ class ControlClient:
         new = message["new"]
         self._plans[step] = self._plans[step - 1].after(1) if new is None else NewPlan.from_data(new)
         self._durables[step] = message["durable"]
-        if message.get("checkpoint") is not None:
-            self._marks[step] = message["checkpoint"]
+        if message.get("mark") is not None:
+            self._marks[step] = CheckpointMark.from_data(message["mark"])
         for old in (self._plans, self._durables):
             old.pop(step - DECISION_LAG_STEPS - 1, None)
 

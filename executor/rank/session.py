@@ -259,11 +259,11 @@ class Session:
 
     def _copy_marked(self, step: StepProgram) -> None:
         """Copy the state before a step of a worker at its own speed, if it belongs to a checkpoint."""
-        checkpoint = self._client.mark(step.step)
-        if checkpoint is not None and self._context.checkpoints is not None:
+        mark = self._client.mark(step.step)
+        if mark is not None and self._context.checkpoints is not None:
             assert isinstance(self._updates, DecoupledUpdates)
-            self._context.checkpoints.copy_marked(step, checkpoint, self._outer_states)
-            self._updates.mark(checkpoint)
+            self._context.checkpoints.copy_marked(step, mark.checkpoint, self._outer_states)
+            self._updates.mark(mark)
 
     def _run_epoch(self, transport: Transport, first: int, plan: Plan) -> Reconfiguration | None:
         """Run an epoch that begins at step ``first`` with ``plan``.

@@ -18,7 +18,7 @@ import torch
 
 from executor.core.control_channel import Channel, accept, listen, read_key
 from executor.core.control_channel import Message as Words
-from executor.core.messages import pack
+from executor.core.messages import AwayWorker, CheckpointMark, pack
 from executor.rank.context import RankConfig, RankContext
 from executor.rank.control_client import ControlClient
 from executor.recovery.checkpoint_file import LayerTensors, Part, with_outer
@@ -27,6 +27,7 @@ from executor.recovery.checkpoints import CheckpointFolder
 from executor.runtime.decoupled.common_layers import CommonLayers, Merged
 from executor.runtime.decoupled.links import HELLO, LAST, MARK, NEWS, OVER, SENT, STATE, LayerLink, news_rows, sent_of
 from executor.runtime.decoupled.state_relay import StateRelay
+from executor.runtime.decoupled.updates import AWAY
 from executor.runtime.outer.state import NoOuterState, OuterState
 from executor.training.flat_state import FlatParameters, model_state
 from executor.training.models.loading import LoadedModel
@@ -69,10 +70,12 @@ class _Snapshot:
         layers: The state of its layers when the first worker had copied its own, and what was under way then.
         awaited: Devices whose workers have not copied their state as far as is known here: what they still send was on
             its way when the others had.
+        away: Workers that copy none, since they were away when the head began the checkpoint.
     """
 
     layers: dict[int, LayerTensors]
     awaited: set[str]
+    away: tuple[AwayWorker, ...]
 
 
 class Syncer:
@@ -121,6 +124,8 @@ class Syncer:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._rows: list[Event] = []
         self._is_concluding = False
+        # What the head says of the checkpoint after the last step.
+        self._last_mark = CheckpointMark(config.run.steps)
         self._relay = StateRelay(
             self._name,
             {holder.name: holder.worker for holder in self._holders.values()},
@@ -131,7 +136,7 @@ class Syncer:
         )
         self._listening = listen((client.own_address, 0))
         self.address = self._listening.getsockname()[:2]
-        client.call_on("conclude", lambda words: self._events.put(self._conclude))
+        client.call_on("conclude", lambda words: self._events.put(partial(self._conclude, words)))
         client.call_on("lost", lambda words: self._events.put(partial(self._end_session, words)))
 
     def serve(self) -> None:
@@ -146,7 +151,7 @@ class Syncer:
             self._publish()
         self._listening.close()
         if self._config.run.checkpoint_every:
-            self._write(self._config.run.steps, self._copied())
+            self._write(self._last_mark.checkpoint, self._copied(), self._last_mark.away)
         for thread in self._writing:
             thread.join()
 
@@ -253,12 +258,11 @@ class Syncer:
         elif words["kind"] == STATE:
             self._relay.pass_on(holder.name, words, payload, arrived_s)
         elif words["kind"] == MARK:
-            checkpoint = int(words["step"])
-            if checkpoint > self._last_snapshot:
-                self._last_snapshot = checkpoint
-                connected = {each.name for each in self._holders.values() if each.link is not None}
-                self._snapshots[checkpoint] = _Snapshot(self._copied(), connected)
-            self._note_mark(holder, checkpoint)
+            mark = CheckpointMark.from_data(words)
+            if mark.checkpoint > self._last_snapshot:
+                self._last_snapshot = mark.checkpoint
+                self._take_snapshot(mark)
+            self._note_mark(holder, mark.checkpoint)
         elif words["kind"] == SENT:
             sent = sent_of(words, payload)
             self._relay.note_sent(holder.name)
@@ -276,8 +280,8 @@ class Syncer:
             holder.is_busy = False
             self._flush(holder)
 
-    def _conclude(self) -> None:
-        self._is_concluding = True
+    def _conclude(self, words: Words) -> None:
+        self._is_concluding, self._last_mark = True, CheckpointMark.from_data(words)
         self._take_outer_steps(inf)
         for holder in self._holders.values():
             self._flush(holder)
@@ -286,6 +290,18 @@ class Syncer:
 
     def _copied(self) -> dict[int, LayerTensors]:
         return {layer: self._common.tensors(layer) for layer in self._common.layers}
+
+    def _take_snapshot(self, mark: CheckpointMark) -> None:
+        """Copy this syncer's state for a checkpoint, unless a worker that was away has joined again since.
+
+        Steps of that worker may be in the state then, and its part would say that they are still to come.
+        """
+        sessions = {each.worker: each.session for each in mark.away}
+        present = [each for each in self._holders.values() if each.worker not in sessions]
+        absent = [each for each in self._holders.values() if each.worker in sessions]
+        if all(each.session + (not each.is_lost) <= sessions[each.worker] for each in absent):
+            awaited = {each.name for each in present if each.link is not None}
+            self._snapshots[mark.checkpoint] = _Snapshot(self._copied(), awaited, mark.away)
 
     def _note_mark(self, holder: _Holder, checkpoint: int) -> None:
         """Note that a device sends nothing more that belongs to a checkpoint; write it after the last one.
@@ -300,25 +316,33 @@ class Syncer:
             return
         snapshot.awaited.discard(holder.name)
         if not snapshot.awaited:
-            self._write(checkpoint, self._snapshots.pop(checkpoint).layers)
+            del self._snapshots[checkpoint]
+            self._write(checkpoint, snapshot.layers, snapshot.away)
 
-    def _write(self, checkpoint: int, layers: Mapping[int, LayerTensors]) -> None:
-        thread = threading.Thread(target=self._write_file, args=(checkpoint, layers), name="checkpoint")
+    def _write(self, checkpoint: int, layers: Mapping[int, LayerTensors], away: tuple[AwayWorker, ...]) -> None:
+        thread = threading.Thread(target=self._write_files, args=(checkpoint, layers, away), name="checkpoint")
         self._writing = [each for each in self._writing if each.is_alive()] + [thread]
         thread.start()
 
-    def _write_file(self, checkpoint: int, layers: Mapping[int, LayerTensors]) -> None:
+    def _write_files(self, checkpoint: int, layers: Mapping[int, LayerTensors], away: tuple[AwayWorker, ...]) -> None:
+        """Write this syncer's part, and before it one of its layers in place of each worker that is away."""
         try:
             config, plan = self._config, self._config.plan
             assert self._model is not None, "paced compute has no checkpoints"
             every = CheckpointFolder(Path(config.run.checkpoints))
-            folder = every.of_pipeline(len(plan.pipelines))
             state = model_state(self._model.model.layers, config.scenario.training.optimizer.name)
-            parts = {layer: with_outer({}, layers.get(layer, {})) for layer in sorted(self._mine)}
+            parts: dict[int, Mapping[int, LayerTensors]] = {
+                worker: {layer: {AWAY: torch.tensor([step])} for layer in self._mine} for worker, step, _ in away
+            }
+            parts[len(plan.pipelines)] = layers
             samples, pipelines = checkpoint * plan.global_batch, separate_pipelines(plan)
-            folder.write(self._name, Part(checkpoint, plan_json(plan), samples, state, parts, pipelines=pipelines))
+            for pipeline, outer in parts.items():
+                own = {layer: with_outer({}, outer.get(layer, {})) for layer in sorted(self._mine)}
+                part = Part(checkpoint, plan_json(plan), samples, state, own, pipelines=pipelines)
+                every.of_pipeline(pipeline).write(self._name, part)
             first, kept = config.run.first_step, config.run.checkpoints_kept
-            every.clear(folder, pipelines, first, checkpoint, kept, own_speed=True)
+            for pipeline in parts:
+                every.clear(every.of_pipeline(pipeline), pipelines, first, checkpoint, kept, own_speed=True)
         except Exception as error:
             self._give_up(error)
 

@@ -29,7 +29,7 @@ from executor.rank.handshake import Facts
 from executor.rank.session import Session
 from executor.rank.syncer import Syncer
 from executor.recovery.claim import check_held
-from executor.runtime.decoupled.updates import OWN_STEP
+from executor.runtime.decoupled.updates import AWAY, OWN_STEP
 from executor.training.device import (
     check_gpu_memory,
     check_gpus,
@@ -177,8 +177,10 @@ class Rank:
             return
         if config.run.replaces:
             self._context = build(is_connected=False)
-            steps = [int(found[OWN_STEP]) for found in self._context.outer.values() if OWN_STEP in found]
-            client.send("ready", own_step=max(steps, default=config.run.first_step))
+            tensors = [named for outer in self._context.outer.values() for named in outer.items()]
+            steps = {name: int(step) for name, step in tensors if name in (OWN_STEP, AWAY)}
+            own_step = max(steps.values(), default=config.run.first_step)
+            client.send("ready", own_step=own_step, was_away=AWAY in steps)
             spec = client.await_session()
         else:
             spec = SessionSpec.of_run(config.plan, self._ranks, config.run, agreed.token)

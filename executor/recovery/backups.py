@@ -65,12 +65,15 @@ def first_state(
         return FirstState(0, lambda layers: map(compute.layer_state, (one_layer(scenario, each) for each in layers)))
     if not run.first_step:
         return FirstState(0, compute.first_states)
-    found = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model).of_pipeline(pipeline)
+    every = CheckpointFolder(Path(run.checkpoints)).of_step(run.first_step, model)
+    found = every.of_pipeline(pipeline)
+    # A worker that was away goes on with the optimizer's state of another one.
+    source = found if found.has_state else every.with_state[0][1]
 
     def rows(layers: Sequence[int]) -> Iterator[torch.Tensor]:
-        return (compute.packed_state(layer, found.tensors(layer)) for layer in layers)
+        return (compute.packed_state(layer, source.tensors(layer)) for layer in layers)
 
-    return FirstState(run.first_step, rows, found.outer)
+    return FirstState(run.first_step, rows, (found if run.decoupled else source).outer)
 
 
 class StateBackups:

@@ -77,6 +77,11 @@ class Header:
     share: Share = WHOLE
     pipelines: int = 1
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the part has more than the state of the outer step."""
+        return any(not name.startswith(_OUTER) for names in self.names.values() for name in names)
+
 
 # The tensors of a layer's state by name.
 LayerTensors = Mapping[str, torch.Tensor]

@@ -5,7 +5,8 @@ A checkpoint is complete when its files together contain every layer and match t
 An index beside the files of a complete checkpoint names the file of each tensor, for other programs.
 
 Pipelines that meet in outer steps have different parameters: then the folder ``pipeline-N`` contains the checkpoints of
-pipeline N from 1 on, and all of them must be complete.
+pipeline N from 1 on, and all of them must be complete. In place of a worker that was away when a checkpoint of workers
+at their own speed began, the syncers write a part without its state: so only those are missing that were to be written.
 """
 
 import json
@@ -47,16 +48,23 @@ class Checkpoint:
         plan: The plan of the step before, as JSON.
         files: The files of each layer, in the order of the layers: one, or one of each device of a group.
         others: The checkpoints of the pipelines from the second on, if pipelines meet in outer steps.
+        has_state: Whether it has more than the state of the outer step.
     """
 
     step: int
     plan: str
     files: Sequence[Sequence[Path]]
     others: "tuple[Checkpoint, ...]" = ()
+    has_state: bool = True
 
     def of_pipeline(self, pipeline: int) -> "Checkpoint":
-        """Return the checkpoint of a pipeline; that of the first one if all have the same parameters."""
+        """Return the checkpoint of a pipeline, or with -1 the last; the first one if all have the same parameters."""
         return (self, *self.others)[pipeline if pipeline <= len(self.others) else 0]
+
+    @property
+    def with_state(self) -> "list[tuple[int, Checkpoint]]":
+        """The pipelines that have a state, by index: neither syncers nor workers that were away; one at least."""
+        return [(index, each) for index, each in enumerate((self, *self.others)) if each.has_state]
 
     def tensors(self, layer: int) -> LayerTensors:
         """Return the tensors of a layer's state, unsharded; raise `InputError` if a file of them is damaged.
@@ -244,8 +252,8 @@ class CheckpointFolder:
             missing = min(missing, set(range(len(model))) - set(files), key=len)
             if len(files) == len(model):
                 last = next(reversed(headers.values()))
-                whole = Checkpoint(step, last.plan, [files[layer] for layer in range(len(model))])
-                found.append((whole, last.pipelines))
+                own, has_state = map(files.__getitem__, range(len(model))), any(h.has_state for h in headers.values())
+                found.append((Checkpoint(step, last.plan, list(own), has_state=has_state), last.pipelines))
         if not found:
             raise DamagedError(f"incomplete: layers {', '.join(map(str, sorted(missing)))} are missing")
         return found

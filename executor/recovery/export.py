@@ -83,9 +83,9 @@ class StoredParameters:
     @classmethod
     def of(cls, found: Checkpoint, layers: Sequence[nn.Module]) -> "StoredParameters":
         """Read them; ``layers`` are those of the model."""
-        each = (found, *found.others)
-        samples = [pipeline.samples for pipeline in parse_plan(found.plan).pipelines]
-        return cls(found.step, [_parameters(one, layers) for one in each], samples[: len(each)])
+        pipelines, own = parse_plan(found.plan).pipelines, found.with_state
+        samples = [pipelines[index].samples for index, _ in own]
+        return cls(found.step, [_parameters(each, layers) for _, each in own], samples)
 
     @property
     def mean(self) -> dict[str, torch.Tensor]:

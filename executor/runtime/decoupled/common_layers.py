@@ -144,7 +144,8 @@ class CommonLayers:
             found = restored.get(layer, {})
             version = int(found[_VERSION]) if _VERSION in found else 0
             rounds = self._rounds[layer] = Rounds(len(samples), settings, version)
-            for worker, step in enumerate(found[_MERGED].tolist() if _MERGED in found else ()):
+            # The plan may have had more workers.
+            for worker, step in enumerate(found[_MERGED].tolist()[: len(samples)] if _MERGED in found else ()):
                 if step >= 0:
                     self._merged_step[layer, worker] = step
                     # Checkpoints of version 0.1 lack it.

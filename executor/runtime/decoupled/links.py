@@ -31,6 +31,7 @@ from executor.core.clock import RunClock
 from executor.core.control_channel import Channel
 from executor.core.control_channel import Message as Words
 from executor.core.failures import PeerLostError
+from executor.core.messages import CheckpointMark
 from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
 from executor.transport.connection import Message, Sender
 from executor.transport.timed_path import Emulation
@@ -194,9 +195,9 @@ class SyncerLink:
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._states or self._is_lost or self._is_over)
 
-    def mark(self, checkpoint: int) -> None:
+    def mark(self, mark: CheckpointMark) -> None:
         """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
-        self._link.send(MARK, torch.empty(0), self._clock.now_s(), step=checkpoint)
+        self._link.send(MARK, torch.empty(0), self._clock.now_s(), **mark.to_data())
 
     def end(self) -> None:
         """Say that nothing more is sent."""

@@ -14,6 +14,7 @@ import torch
 
 from executor.core.clock import RunClock
 from executor.core.events import NO_STEP, EventRecorder
+from executor.core.messages import CheckpointMark
 from executor.recovery.checkpoint_file import LayerTensors
 from executor.runtime.decoupled.common_layers import News, Sent, States, Wanted
 from executor.runtime.outer.state import NoOuterState, OuterState, WithoutGradients
@@ -29,8 +30,9 @@ from planner.plan.plan import Plan, Stage
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import FLOAT32_BYTES
 
-# Names of tensors in checkpoints: the worker's step, and what `WorkerLayers.state` says.
-OWN_STEP, _EXCHANGED = "own_step", "exchanged"
+# Names of tensors in checkpoints: the worker's step, what `WorkerLayers.state` says, and of a worker that was away, in
+# place of all others, the step with which it goes on as one does whose process was replaced.
+OWN_STEP, _EXCHANGED, AWAY = "own_step", "exchanged", "away"
 
 
 class WorkerLink(Protocol):
@@ -54,7 +56,7 @@ class WorkerLink(Protocol):
     def wait(self) -> None:
         """Wait until common parameters or the state of layers arrive."""
 
-    def mark(self, checkpoint: int) -> None:
+    def mark(self, mark: CheckpointMark) -> None:
         """Say that what was sent before is in the worker's part of a checkpoint, and nothing that will be."""
 
     def end(self) -> None:
@@ -181,11 +183,11 @@ class DecoupledUpdates(WithoutGradients):
             found[layer] = own
         return found
 
-    def mark(self, checkpoint: int) -> None:
+    def mark(self, mark: CheckpointMark) -> None:
         """Tell the syncers that the worker's state was copied for a checkpoint."""
-        self._marked = checkpoint
+        self._marked = mark.checkpoint
         for link in self._links.values():
-            link.mark(checkpoint)
+            link.mark(mark)
 
     # --- the state of a worker that joins ---
 

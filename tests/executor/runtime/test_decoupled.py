@@ -1,13 +1,21 @@
 """Decoupled DiLoCo: against one process that applies the same updates, and where it must equal other methods."""
 
+import json
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor.core.control_channel import Channel
+from executor.core.messages import AwayWorker, CheckpointMark
+from executor.rank.syncer import Syncer
+from executor.runtime.decoupled.links import MARK
 from executor.runtime.decoupled.updates import DecoupledUpdates
 from executor.runtime.outer.state import OuterState
 from executor.training.flat_state import FlatParameters
@@ -27,6 +35,7 @@ from tests.executor.runtime.test_outer_steps import (
 )
 from tests.helpers.processes.apart import Apart
 from tests.helpers.strategies.manual_syncer import ManualWorkers
+from tests.helpers.strategies.manual_transport import SetClock
 
 
 def apart(scenario: Scenario, samples: Sequence[int], every: int, outer: OuterStep, method: str = "") -> Plan:
@@ -216,7 +225,7 @@ def test_what_a_syncer_sends_after_its_copy_waits_for_the_copy_of_the_worker(mar
     known = []
     for _ in range(3):
         if marks and workers.next == [2]:
-            updates.mark(7)
+            updates.mark(CheckpointMark(7))
         workers.step(0)
         known.append(set(updates.versions.values()))
     assert known == [{0}, {1}, {1}] if marks else [{0}, {0}, {1}]
@@ -233,3 +242,71 @@ def test_one_worker_without_outer_optimizer_trains_as_if_it_were_alone() -> None
         workers.deliver(0)
     workers.finish()
     assert_equal(workers.parameters(0), alone[0])
+
+
+class SilentChannel(Channel):
+    """A connection on which the other end says nothing."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def receive(self) -> None:
+        self._closed.wait()
+
+    def send(self, kind: str, payload: bytes = b"", **fields: object) -> None:
+        """Nobody hears it."""
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+class SyncerAlone(Syncer):
+    """A syncer whose events the test makes, with the devices of two workers; what it would write is kept."""
+
+    def __init__(self) -> None:
+        scenario, self.written = scenario_of(3), dict[int, tuple[AwayWorker, ...]]()
+        plan, run = apart(scenario, (6, 6), 1, OuterStep(quorum=1)), SimpleNamespace(steps=99, checkpoint_every=1)
+        config = SimpleNamespace(plan=plan, scenario=scenario, device="device-2", run=run)
+        context = SimpleNamespace(outer={}, clock=SetClock(), shaper=None)
+        client = SimpleNamespace(own_address="127.0.0.1", call_on=lambda *_: None, send=lambda *_, **__: None)
+        super().__init__(cast(Any, config), cast(Any, context), None, cast(Any, client), lambda error: None)
+        self._listening.close()
+
+    def join(self, worker: int, session: int) -> None:
+        self._join(self._holders[f"device-{worker}"], SilentChannel(), session, dict.fromkeys(range(LAYERS), 0))
+
+    def lose(self, worker: int, session: int) -> None:
+        """As the head says it; the connection itself may look well."""
+        self._end_session({"kind": "lost", "session": session, "devices": [f"device-{worker}"]})
+
+    def mark(self, worker: int, mark: CheckpointMark) -> None:
+        words = json.loads(json.dumps({"kind": MARK, **mark.to_data()}))
+        self._hear(self._holders[f"device-{worker}"], words, torch.empty(0), 0.0)
+
+    def _write(self, checkpoint: int, layers: object, away: tuple[AwayWorker, ...]) -> None:
+        self.written[checkpoint] = away
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_syncer_leaves_workers_out_that_were_away_and_no_others(is_heard: bool) -> None:
+    """Whether or not it has heard from the head that the worker is lost."""
+    syncer, away = SyncerAlone(), (AwayWorker(1, 5, 1),)
+    for worker in (0, 1):
+        syncer.join(worker, 0)
+    syncer.mark(0, CheckpointMark(1))
+    assert not syncer.written
+    syncer.mark(1, CheckpointMark(1))
+    assert syncer.written == {1: ()}
+    if is_heard:
+        syncer.lose(1, 0)
+    syncer.mark(0, CheckpointMark(2, away))
+    assert syncer.written == {1: (), 2: away}
+    # It has joined again since the head began this checkpoint, and may have been lost then.
+    syncer.join(1, 1)
+    syncer.mark(0, CheckpointMark(3, away))
+    syncer.lose(1, 1)
+    syncer.mark(0, CheckpointMark(4, away))
+    assert syncer.written == {1: (), 2: away}
+    later = (AwayWorker(1, 7, 2),)
+    syncer.mark(0, CheckpointMark(5, later))
+    assert syncer.written == {1: (), 2: away, 5: later}

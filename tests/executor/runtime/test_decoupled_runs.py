@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from executor.core.liveness import beat_path
 from executor.recovery.checkpoint_file import read_header
 from executor.recovery.checkpoints import CheckpointFolder
 from executor.recovery.claim import resumption
+from executor.recovery.export import newest_parameters
 from planner.events.event import OUTER_ACTION, EventKind
 from planner.plan.outer_step import OuterStep
 from planner.plan.plan import Pipeline, Plan, Replica, Stage, Synchronisation
@@ -26,6 +28,7 @@ from planner.runs.event_totals import worker_steps
 from planner.runs.metrics import measure
 from planner.runs.record import RunRecord
 from planner.scenario.faults import Absence
+from planner.scenario.scenario import Scenario
 from sim.simulator import Simulator
 from tests.executor.runtime.test_decoupled import apart
 from tests.executor.runtime.test_outer_steps import LAYERS, OPTIMIZERS, TOLERANCE, scenario_of
@@ -280,14 +283,61 @@ def test_a_worker_that_is_lost_after_its_last_step_does_not_keep_the_run_from_en
 
 
 @pytest.mark.slow
-def test_a_worker_that_never_returns_leaves_the_last_checkpoint_with_it(tmp_path: Path) -> None:
-    scenario = replace(scenario_of(3), faults=(Absence("device-1", 2.0, math.inf),))
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_run_goes_on_from_a_checkpoint_without_a_worker_that_has_never_returned(worker: int, tmp_path: Path) -> None:
+    """That worker begins with its first step that was not finished, as one does that returns during a run."""
+    lost, name = f"device-{worker}", "device-2"
+    whole = scenario_of(3, OPTIMIZERS[2])
+    scenario = replace(whole, faults=(Absence(lost, 2.0, math.inf),))
     plan = apart(scenario, (6, 6), 2, OuterStep(mixing=0.5, quorum=1))
-    checkpoints = CheckpointConfig(tmp_path / "checkpoints", 4)
-    TorchBackend("real", at_profile_speed=True, checkpoints=checkpoints).run(scenario, plan, None, 80)
-    step, _ = resumption(checkpoints.folder, scenario, 100, print)
-    assert 0 < step < 40
-    # No further ones are written: without the worker none would be complete.
-    found = CheckpointFolder(checkpoints.folder)
-    steps = {each for own in (found, *found.others) for each in own.steps}
-    assert max(each for each in steps if each < 80) <= step + 8, steps
+    folder = tmp_path / "checkpoints"
+
+    def run(scenario: Scenario, steps: int, first_step: int = 0) -> RunRecord:
+        checkpoints = CheckpointConfig(folder, 4, first_step)
+        return TorchBackend("real", at_profile_speed=True, checkpoints=checkpoints).run(scenario, plan, None, steps)
+
+    first = run(scenario, 80)
+    assert resumption(folder, whole, 100, print)[0] == 80
+    found = CheckpointFolder(folder)
+    every = (found, *found.others)
+    # As if the run had been killed before its end.
+    for each in every:
+        each.drop(80)
+    part = f"{name}.safetensors"
+    for spoil in (
+        lambda own: (own.of_pipeline(1 - worker).path / "step-00000076" / f"device-{1 - worker}.safetensors").unlink(),
+        lambda own: (own.of_pipeline(worker).path / "step-00000076" / part).unlink(),
+        lambda own: (own.of_pipeline(2).path / "step-00000076" / part).write_bytes(b"no checkpoint"),
+    ):
+        other = CheckpointFolder(tmp_path / "spoilt")
+        shutil.copytree(folder, other.path)
+        spoil(other)
+        assert resumption(other.path, whole, 100, print)[0] == 72
+        # What is newer must not mix with what the next run writes.
+        assert max(step for each in (other, *other.others) for step in each.steps) == 72
+        shutil.rmtree(other.path)
+    step, _ = resumption(folder, whole, 100, print)
+    assert step == 76
+    without = tmp_path / "without"
+    shutil.copytree(folder, without)
+    smaller = replace(plan, pipelines=(replace(plan.pipelines[1 - worker], microbatches=(11, 1)),))
+    backend = TorchBackend("real", at_profile_speed=True, checkpoints=CheckpointConfig(without, 4, step))
+    outer = {event.step for event in backend.run(whole, smaller, None, 200).events if event.device == name}
+    assert min(step for step in outer if step >= 0) > 0
+    stored = newest_parameters(folder, whole)[1]
+    (index, own), *others = found.newest(read_header(found.parts(step)[0]).model, print).with_state
+    assert (index, others) == (1 - worker, [])
+    assert stored["0." + next(iter(own.tensors(0)))] is not None
+    rest = run(whole, 100, step)
+    ends = {w: sorted((own, end_s) for end_s, each, own in worker_steps(rest.events) if each == w) for w in (0, 1)}
+    last = max(own for _, each, own in worker_steps(first.events) if each == worker)
+    assert ends[worker][0][0] == last + 1
+    for each in ends.values():
+        assert [own for own, _ in each] == list(range(each[0][0], each[-1][0] + 1))
+    assert 100 * 12 - 6 < 6 * sum(each[-1][0] + 1 for each in ends.values()) <= 100 * 12
+    # All of its common parameters are those of the syncer, and the optimizer's state is another worker's.
+    taken = [event for event in rest.events if event.action == OUTER_ACTION and event.device == lost]
+    assert min(event.end_s for event in taken) < ends[worker][0][1]
+    assert {event.peer for event in rest.events if event.kind is EventKind.MIGRATE} <= {lost, name}
+    # Its part is written again.
+    assert len(found.of_step(100, read_header(found.parts(100)[0]).model).with_state) == 2

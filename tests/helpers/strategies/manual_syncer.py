@@ -7,6 +7,7 @@ from typing import cast
 import torch
 
 from executor.core.events import EventRecorder
+from executor.core.messages import CheckpointMark
 from executor.core.step_program import StepProgram, compile_plan
 from executor.runtime.decoupled.common_layers import CommonLayers, News, Sent, States, Wanted
 from executor.runtime.decoupled.updates import DecoupledUpdates
@@ -57,7 +58,7 @@ class ManualLink:
     def wait(self) -> None:
         assert self._arrived or self.states, "it would wait for ever"
 
-    def mark(self, checkpoint: int) -> None:
+    def mark(self, mark: CheckpointMark) -> None:
         """The test writes no checkpoints."""
 
     def end(self) -> None:
