@@ -245,7 +245,7 @@ def _in_quick_order(plan: Plan) -> Plan:
     if not _has_stages(plan):
         return plan
     schedule, order = QUICK_ORDER
-    sums = replace(plan.synchronisation, bucket_bytes=None)
+    sums = replace(plan.synchronisation, bucket_bytes=0)
     return replace(plan, schedule=schedule, order=order, synchronisation=sums)
 
 
