@@ -238,9 +238,15 @@ def _improved(
 
 
 def _in_quick_order(plan: Plan) -> Plan:
-    """Return the plan in the order that is found at once, while others take longer to find than a step to evaluate."""
+    """Return the plan in the order that is found at once, while others take longer to find than a step to evaluate.
+
+    Buckets of gradients do not fit that order.
+    """
+    if not _has_stages(plan):
+        return plan
     schedule, order = QUICK_ORDER
-    return replace(plan, schedule=schedule, order=order) if _has_stages(plan) else plan
+    sums = replace(plan.synchronisation, bucket_bytes=0)
+    return replace(plan, schedule=schedule, order=order, synchronisation=sums)
 
 
 def _has_stages(plan: Plan) -> bool:

@@ -18,6 +18,7 @@ from planner.scenario.profile import LayerProfile, ModelProfile, TimeTable
 from planner.scenario.scenario import Scenario
 from planner.scenario.training import Training
 from planner.step.evaluate import step_time_s
+from planner.step.orders import with_schedule
 from planner.systems.auto.candidates.device_classes import device_classes_of
 from planner.systems.auto.local_search.improve import improve, neighbours
 from planner.systems.auto.objective import (
@@ -176,3 +177,10 @@ def test_plans_on_interchangeable_devices_do_not_take_the_places_of_others() -> 
     cluster = Cluster(devices, (Link("lan", "lan", 1e9, 1e-3),))
     scenario = Scenario("twins", cluster, model, Training(5))
     assert contended_step_time_s(search(scenario, Objective()), scenario) <= 0.0387
+
+
+def test_given_plans_lose_buckets_in_an_order_that_does_not_fit_them() -> None:
+    scenario = eight_devices()
+    plan = with_schedule(side_by_side(scenario, *[(2, 2)] * 4), scenario, "1f1b")
+    given_plan = replace(plan, synchronisation=replace(plan.synchronisation, bucket_bytes=1000))
+    check_plan(search(scenario, Objective(), seeds=[given_plan]), scenario)
