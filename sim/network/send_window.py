@@ -6,6 +6,10 @@ from collections import deque
 # Number of parts of a window that are acknowledged one by one, since acknowledgements arrive while a window is sent.
 _PARTS = 16
 
+# Parts of the largest window after which the delays of a window repeat: after the first window all parts are equal, and
+# the second one ends a round trip, or a window's transmission, after it.
+_SETTLED_PARTS = 2 * _PARTS
+
 # Halvings after which every window has its initial size.
 _MOST_HALVINGS = 64
 
@@ -70,9 +74,16 @@ class SendWindow:
             self._window_bytes, self._initial_bytes, idle_s, self._timeout_s + round_trip_s
         )
         clock_s, left_bytes, self._most_in_flight_bytes = now_s, float(size_bytes), 0.0
+        equal_parts = 0
         while left_bytes > 0:
             self._acknowledge(clock_s)
             open_bytes = self.size_bytes
+            if equal_parts >= _SETTLED_PARTS and left_bytes >= open_bytes:
+                windows = left_bytes // open_bytes
+                window_s = 8 * open_bytes / rate_bps
+                clock_s += self._skip(windows, max(window_s, round_trip_s + window_s / _PARTS / 2))
+                left_bytes -= windows * open_bytes
+                continue
             self._most_in_flight_bytes = max(
                 self._most_in_flight_bytes, min(open_bytes, self._in_flight_bytes + left_bytes)
             )
@@ -87,8 +98,16 @@ class SendWindow:
             self._in_flight_bytes += part_bytes
             self._unacknowledged.append((clock_s - part_s / 2 + round_trip_s, part_bytes))
             left_bytes -= part_bytes
+            equal_parts = equal_parts + 1 if part_bytes == self._most_bytes / _PARTS else 0
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
+
+    def _skip(self, windows: float, each_s: float) -> float:
+        """Send whole windows, each of which takes as long as the last one; return the time that they take, seconds."""
+        later_s = windows * each_s
+        self._unacknowledged = deque((acknowledged_s + later_s, size) for acknowledged_s, size in self._unacknowledged)
+        self._window_bytes = grown_bytes(self._window_bytes, windows * self._most_bytes, self._most_in_flight_bytes)
+        return later_s
 
     def _acknowledge(self, now_s: float) -> None:
         while self._unacknowledged and self._unacknowledged[0][0] <= now_s:

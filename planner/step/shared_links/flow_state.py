@@ -197,6 +197,9 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
 # Number of parts of a window that are acknowledged one by one, and the share of a part that is rounding.
 _PARTS, _ROUNDING = 16, 1e-9
 
+# Parts of the largest window after which the delays of a window repeat, as in `sim.network.send_window`.
+_SETTLED_PARTS = 2 * _PARTS
+
 # Halvings after which every window has its initial size.
 _MOST_HALVINGS = 64
 
@@ -214,9 +217,17 @@ def opening_s(network: Network, state: State, line: int, bits: float, now_s: flo
         initial_bits = min(network.initial_bits * network.weight[line], network.window_bits[line])
         state.grown_bits[line] = max(initial_bits, state.grown_bits[line] * 0.5**halvings)
     clock_s, left_bits, state.most_in_flight_bits[line] = now_s, bits, 0.0
+    equal_parts = 0
     while left_bits > 0:
         _acknowledge(state, line, clock_s)
         open_bits = min(state.grown_bits[line], network.window_bits[line])
+        if equal_parts >= _SETTLED_PARTS and left_bits >= open_bits:
+            windows, window_s = left_bits // open_bits, open_bits / path_bps
+            later_s = windows * max(window_s, round_trip_s + window_s / _PARTS / 2)
+            _skip(state, line, windows * open_bits, later_s)
+            clock_s += later_s
+            left_bits -= windows * open_bits
+            continue
         in_flight_bits = state.in_flight_bits[line]
         wanted_bits = min(open_bits, in_flight_bits + left_bits)
         state.most_in_flight_bits[line] = max(state.most_in_flight_bits[line], wanted_bits)
@@ -234,8 +245,18 @@ def opening_s(network: Network, state: State, line: int, bits: float, now_s: flo
         # Acknowledgements arrive while a part is sent: it counts as acknowledged halfway.
         state.part_s[line, last] = clock_s - part_s / 2 + round_trip_s
         state.part_bits[line, last] = part_bits if is_apart else state.part_bits[line, last] + part_bits
+        equal_parts = equal_parts + 1 if part_bits == network.window_bits[line] / _PARTS else 0
     state.open_s[line] = clock_s
     return float(max(0.0, clock_s - now_s - bits / path_bps))
+
+
+@inner
+def _skip(state: State, line: int, bits: float, later_s: float) -> None:  # pragma: no cover
+    """Send whole windows, each of which takes as long as the one before, in ``later_s`` in all."""
+    for number in range(state.part_count[line]):
+        state.part_s[line, (state.first_part[line] + number) % MOST_PARTS] += later_s
+    grown_bits = state.grown_bits[line]
+    state.grown_bits[line] = max(grown_bits, min(grown_bits + bits, 2 * state.most_in_flight_bits[line]))
 
 
 @inner

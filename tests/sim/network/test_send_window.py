@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.network import send_window
 from sim.network.send_window import SendWindow
 
 NEVER = math.inf
@@ -37,6 +38,31 @@ def test_a_long_stream_gets_a_window_per_round_trip(rate_bps: float, trip_s: flo
     # The first window goes at once.
     least_bps = min(rate_bps, 8 * most_bytes / trip_s)
     assert least_bps * (1 - FINE) <= reached_bps <= least_bps * (1 + 1 / 30 + FINE)
+
+
+MESSAGES = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 3 * 10**6)), min_size=1, max_size=5)
+
+
+@settings(max_examples=100)
+@given(MESSAGES, st.floats(1e3, 1e5), st.floats(1, 20), st.floats(1e5, 1e8), st.floats(0.001, 0.3), st.floats(0.01, 2))
+def test_whole_windows_at_once_take_as_long_as_part_by_part(
+    messages: list[tuple[float, int]],
+    first_bytes: float,
+    growth: float,
+    rate_bps: float,
+    trip_s: float,
+    timeout_s: float,
+) -> None:
+    def delays_s(settled_parts: float) -> list[float]:
+        window, clock_s, found = SendWindow(first_bytes, growth * first_bytes, timeout_s), 0.0, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(send_window, "_SETTLED_PARTS", settled_parts)
+            for pause_s, size_bytes in messages:
+                found.append(took_s(window, clock_s + pause_s, size_bytes, rate_bps, trip_s))
+                clock_s += pause_s + found[-1]
+        return found
+
+    assert delays_s(2 * send_window._PARTS) == pytest.approx(delays_s(math.inf), rel=1e-9)
 
 
 @pytest.mark.parametrize(("rounds", "size_bytes"), [(0, 950), (1, 2850), (2, 6650), (3, 14250)])
