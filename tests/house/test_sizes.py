@@ -11,7 +11,7 @@ MOST_LINES = 500
 
 # The product may grow by what it can do; who raises these says in the commit what the new lines do.
 MOST_PRODUCT_FILES = 605
-MOST_PRODUCT_LINES = 90_700
+MOST_PRODUCT_LINES = 90_750
 
 # A longer file says why in a comment among its first lines: ``# size: <reason>``.
 FIRST_LINES = 20
