@@ -275,7 +275,8 @@ def versions(events: Sequence[Event]) -> Counter[tuple[str, str, int, int]]:
     return Counter((e.device, e.peer, e.step, e.staleness) for e in events if e.kind is EventKind.UPDATE)
 
 
-@pytest.mark.parametrize(("every", "steps"), [pytest.param(1, 8, marks=pytest.mark.slow), (2, 8)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "steps"), [(1, 8), (2, 8)])
 def test_versions_are_those_that_the_simulator_has(every: int, steps: int) -> None:
     """A slow and a fast pipeline: steps begin and end at multiples of 0.4 s, updates arrive 0.2 s after these."""
     scenario, plan = apart([0.4, 0.8], transfer_s=0.1, latency_s=0.1)

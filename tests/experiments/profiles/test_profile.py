@@ -165,7 +165,9 @@ def build():
 """
 
 
-@pytest.mark.parametrize(("seconds", "steady"), [("0.1", True), ("1e-5 * min(passes, 100) ** 2", False)])
+@pytest.mark.parametrize(
+    ("seconds", "steady"), [pytest.param("0.1", True, marks=pytest.mark.slow), ("1e-5 * min(passes, 100) ** 2", False)]
+)
 def test_rounds_that_differ_much_are_reported(seconds: str, steady: bool, tmp_path: Path) -> None:
     (tmp_path / "sleeping.py").write_text(SLEEPING.replace("SECONDS", seconds))
     command = ["profile", "model", "sleeping.py", "--samples", "1", "--repeats", "1", "-o", "sleeping.yaml"]

@@ -233,6 +233,7 @@ def test_a_full_disk_ends_it_and_what_was_written_counts(
     assert rows(out) == undisturbed_long
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     path = write(
         tmp_path, "strategy: megatron\nparameters:\n  scenario: {grid: [two-regions]}\n  steps: {grid: [2, 3, 4]}\n"

@@ -68,6 +68,7 @@ def test_other_methods_are_left_alone() -> None:
     assert not Simulator().run(scenario, plan, make_policy("streaming", scenario), 60).decisions
 
 
+@pytest.mark.slow
 def test_a_real_run_takes_the_same_decision() -> None:
     scenario, plan = slowed(0.1, (1.0, 1000.0), 0.125)
     real = TorchBackend("paced", emulator="shaper").run(scenario, plan, make_policy("streaming", scenario), 60)
