@@ -35,8 +35,8 @@ _LONGEST_SLOW_S = 7200
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start five workers for two cores: many tests wait for processes and messages."""
-    return 5 * len(os.sched_getaffinity(0)) // 2
+    """Start four workers for two cores: many tests wait for processes and messages."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
