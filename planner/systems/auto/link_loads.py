@@ -7,14 +7,16 @@ estimate is that of `planner.step.evaluate.contention_factors`, for sets of equi
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from planner.cost.link_sharing import Pair, boundary_samples, slowed_paths
-from planner.cost.network import message_bytes, nominal_path, payload_bps
+from planner.cost.network import Paths, message_bytes, nominal_path, payload_bps
 from planner.cost.synchronisation import GradientSync, gradient_syncs
 from planner.plan.plan import Plan, representatives
 from planner.scenario.scenario import Scenario
-from planner.step.evaluate import step_time_s
+from planner.step.compile import compile_step
+from planner.step.evaluate import makespan_s, message_times, nominal_paths
 
 # Times that the transfers' share of the step and the step's time, which depend on each other, are computed in turn.
 _ROUNDS = 2
@@ -68,10 +70,16 @@ def link_loads_s(sent_bytes: Mapping[Pair, int], scenario: Scenario) -> dict[str
 def pipelines_s(plan: Plan, scenario: Scenario) -> float:
     """Return the time of a step without gradient sums, with links that all pipelines share, seconds.
 
-    Only one of each set of equivalent pipelines is evaluated.
+    Only one of each set of equivalent pipelines is evaluated. Where transfers block, they do so in order ``dynamic``,
+    too: the search compares plans in it that it gives another order afterwards.
     """
     alone = representatives(plan, scenario)
-    step_s = step_time_s(alone, scenario)
+    step, ordered = compile_step(alone, scenario), replace(alone, order="scheduled")
+
+    def evaluated_s(path: Paths) -> float:
+        return makespan_s(step, ordered, scenario, step.actions.duration_s, *message_times(step, path))
+
+    step_s = evaluated_s(nominal_paths(alone, scenario))
     sent_bytes = transferred_bytes(plan, scenario)
     users = Counter(link.name for pair in sent_bytes for link in scenario.cluster.path(*pair))
     if not step_s or all(count == 1 for count in users.values()):
@@ -95,5 +103,5 @@ def pipelines_s(plan: Plan, scenario: Scenario) -> float:
                 equal_bps = whole_bps / (1 + flows[link.name] - own)
                 left_bps = whole_bps - (wanted_bps[link.name] - own * rate_bps)
                 factors[pair] = max(factors.get(pair, 1.0), rate_bps / max(equal_bps, left_bps))
-        step_s = step_time_s(alone, scenario, slowed_paths(alone, scenario, factors))
+        step_s = evaluated_s(slowed_paths(alone, scenario, factors))
     return max([step_s, *link_loads_s(sent_bytes, scenario).values()])

@@ -16,6 +16,7 @@ from experiments.benches.sailor.measured_files import MeasuredFiles
 from planner.check import check_plan
 from planner.plan.plan import Pipeline, Plan, Replica, Stage
 from planner.scenario.scenario import Scenario
+from planner.systems.registry import make_plan
 from tests.helpers.scenarios.fleet_files import (
     ACTIVATION_VALUES,
     BACKWARD_S,
@@ -224,3 +225,18 @@ def test_the_best_plan_of_the_brute_force_gets_its_published_figure(published: M
     verdict = judge(plan, scenario, tables_of(published))
     assert verdict.fits
     assert round(1 / verdict.iteration_s, 4) == 0.2015
+
+
+@pytest.mark.parametrize(
+    ("number", "least_per_s"),
+    [(0, 0.2078), pytest.param(1, 0.4051, marks=pytest.mark.slow), pytest.param(2, 0.562, marks=pytest.mark.slow)],
+)
+def test_auto_that_searches_by_its_own_evaluator_is_as_good(
+    number: int, least_per_s: float, published: MeasuredFiles
+) -> None:
+    """Bars of `bench planner`. Transfers block here, and plans are compared in an order that they do not keep."""
+    fleet = PUBLISHED_FLEETS[number]
+    scenario = fleet_scenario(fleet.name, fleet.a100, fleet.v100, 1024, published)
+    verdict = judge(make_plan("auto", scenario), scenario, tables_of(published))
+    assert verdict.fits
+    assert 1 / verdict.iteration_s >= least_per_s
