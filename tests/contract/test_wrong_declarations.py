@@ -124,7 +124,8 @@ def test_the_simulated_search_is_by_the_true_links(
     for believed in (scenario, declared(scenario, factors, latencies_s)):
         record = Simulator().run(scenario, plan, make_policy("auto", believed), 2 * KNOWN_AFTER)
         found.append(record.decisions[-1].plan)
-    assert found[0] == found[1]
+    # Two replicas of one pipeline and two pipelines of one device each do the same.
+    assert step_time_s(found[1], scenario) == pytest.approx(step_time_s(found[0], scenario))
     assert step_time_s(found[0], scenario) < 0.3 * step_time_s(plan, scenario)
 
 
