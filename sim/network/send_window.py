@@ -3,22 +3,14 @@
 import math
 from collections import deque
 
-# Number of parts of a window that are acknowledged one by one, since acknowledgements arrive while a window is sent.
-_PARTS = 16
-
-# Parts of the largest window after which the delays of a window repeat: after the first window all parts are equal, and
-# the second one ends a round trip, or a window's transmission, after it.
-_SETTLED_PARTS = 2 * _PARTS
-
-# Halvings after which every window has its initial size.
-_MOST_HALVINGS = 64
+from planner.step.shared_links.flow_state import MOST_HALVINGS, PARTS, ROUNDING, SETTLED_PARTS
 
 
 def halved_bytes(window_bytes: float, initial_bytes: float, idle_s: float, timeout_s: float) -> float:
     """Return the window of a sender that has been idle: halved at every retransmission timeout (RFC 2861), bytes."""
     if idle_s < timeout_s:
         return window_bytes
-    halvings = math.floor(min(idle_s / timeout_s, _MOST_HALVINGS))
+    halvings = math.floor(min(idle_s / timeout_s, MOST_HALVINGS))
     return max(initial_bytes, math.ldexp(window_bytes, -halvings))
 
 
@@ -78,18 +70,17 @@ class SendWindow:
         while left_bytes > 0:
             self._acknowledge(clock_s)
             open_bytes = self.size_bytes
-            if equal_parts >= _SETTLED_PARTS and left_bytes >= open_bytes:
+            if equal_parts >= SETTLED_PARTS and left_bytes >= open_bytes:
                 windows = left_bytes // open_bytes
                 window_s = 8 * open_bytes / rate_bps
-                clock_s += self._skip(windows, max(window_s, round_trip_s + window_s / _PARTS / 2))
+                clock_s += self._skip(windows, max(window_s, round_trip_s + window_s / PARTS / 2))
                 left_bytes -= windows * open_bytes
                 continue
             self._most_in_flight_bytes = max(
                 self._most_in_flight_bytes, min(open_bytes, self._in_flight_bytes + left_bytes)
             )
-            part_bytes = min(left_bytes, open_bytes / _PARTS)
-            # Rounding must not delay a part.
-            if open_bytes - self._in_flight_bytes < part_bytes * (1 - 1e-9) and self._unacknowledged:
+            part_bytes = min(left_bytes, open_bytes / PARTS)
+            if open_bytes - self._in_flight_bytes < part_bytes * (1 - ROUNDING) and self._unacknowledged:
                 clock_s = max(clock_s, self._unacknowledged[0][0])
                 continue
             part_s = 8 * part_bytes / rate_bps
@@ -98,7 +89,7 @@ class SendWindow:
             self._in_flight_bytes += part_bytes
             self._unacknowledged.append((clock_s - part_s / 2 + round_trip_s, part_bytes))
             left_bytes -= part_bytes
-            equal_parts = equal_parts + 1 if part_bytes == self._most_bytes / _PARTS else 0
+            equal_parts = equal_parts + 1 if part_bytes == self._most_bytes / PARTS else 0
         self._idle_since_s = clock_s
         return max(0.0, clock_s - now_s - 8 * size_bytes / rate_bps)
 

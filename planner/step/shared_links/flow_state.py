@@ -30,7 +30,7 @@ class Network(NamedTuple):
         grows: Whether windows open with acknowledgements and halve on idle lines; otherwise they are always open.
         path_bps: Rate of payload of each line's path without other flows, [lines].
         round_trip_s: Latency there and back of each line, seconds, [lines].
-        initial_bits: Window of a new connection; no window gets smaller.
+        initial_bits: Window of a new connection of each line; no window gets smaller, [lines].
         idle_s: Time without the round trip after which the window of an idle line halves, seconds.
     """
 
@@ -45,7 +45,7 @@ class Network(NamedTuple):
     grows: bool
     path_bps: Floats
     round_trip_s: Floats
-    initial_bits: float
+    initial_bits: Floats
     idle_s: float
 
 
@@ -180,7 +180,7 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
         np.zeros(lines, np.int64),
         network.window_bits.copy(),
         np.zeros(lines),
-        np.minimum(network.initial_bits * network.weight, network.window_bits),
+        network.initial_bits.copy(),
         np.zeros(lines),
         np.zeros(lines),
         np.zeros(lines, np.int64),
@@ -194,14 +194,16 @@ def new_state(graph: StepGraph, network: Network) -> State:  # pragma: no cover
     )
 
 
-# Number of parts of a window that are acknowledged one by one, and the share of a part that is rounding.
-_PARTS, _ROUNDING = 16, 1e-9
+# Number of parts of a window that are acknowledged one by one, since acknowledgements arrive while it is sent, and the
+# share of a part that is rounding, which must not delay a part.
+PARTS, ROUNDING = 16, 1e-9
 
-# Parts of the largest window after which the delays of a window repeat, as in `sim.network.send_window`.
-_SETTLED_PARTS = 2 * _PARTS
+# Parts of the largest window after which the delays of a window repeat: after the first window all parts are equal, and
+# the second one ends a round trip, or a window's transmission, after it.
+SETTLED_PARTS = 2 * PARTS
 
 # Halvings after which every window has its initial size.
-_MOST_HALVINGS = 64
+MOST_HALVINGS = 64
 
 
 @inner
@@ -213,17 +215,16 @@ def opening_s(network: Network, state: State, line: int, bits: float, now_s: flo
     timeout_s = network.idle_s + round_trip_s
     _acknowledge(state, line, now_s)
     if now_s - state.open_s[line] >= timeout_s:
-        halvings = np.floor(min((now_s - state.open_s[line]) / timeout_s, _MOST_HALVINGS))
-        initial_bits = min(network.initial_bits * network.weight[line], network.window_bits[line])
-        state.grown_bits[line] = max(initial_bits, state.grown_bits[line] * 0.5**halvings)
+        halvings = np.floor(min((now_s - state.open_s[line]) / timeout_s, MOST_HALVINGS))
+        state.grown_bits[line] = max(network.initial_bits[line], state.grown_bits[line] * 0.5**halvings)
     clock_s, left_bits, state.most_in_flight_bits[line] = now_s, bits, 0.0
     equal_parts = 0
     while left_bits > 0:
         _acknowledge(state, line, clock_s)
         open_bits = min(state.grown_bits[line], network.window_bits[line])
-        if equal_parts >= _SETTLED_PARTS and left_bits >= open_bits:
+        if equal_parts >= SETTLED_PARTS and left_bits >= open_bits:
             windows, window_s = left_bits // open_bits, open_bits / path_bps
-            later_s = windows * max(window_s, round_trip_s + window_s / _PARTS / 2)
+            later_s = windows * max(window_s, round_trip_s + window_s / PARTS / 2)
             _skip(state, line, windows * open_bits, later_s)
             clock_s += later_s
             left_bits -= windows * open_bits
@@ -231,8 +232,8 @@ def opening_s(network: Network, state: State, line: int, bits: float, now_s: flo
         in_flight_bits = state.in_flight_bits[line]
         wanted_bits = min(open_bits, in_flight_bits + left_bits)
         state.most_in_flight_bits[line] = max(state.most_in_flight_bits[line], wanted_bits)
-        part_bits = min(left_bits, open_bits / _PARTS)
-        if open_bits - in_flight_bits < part_bits * (1 - _ROUNDING) and state.part_count[line]:
+        part_bits = min(left_bits, open_bits / PARTS)
+        if open_bits - in_flight_bits < part_bits * (1 - ROUNDING) and state.part_count[line]:
             clock_s = max(clock_s, state.part_s[line, state.first_part[line]])
             continue
         part_s = part_bits / path_bps
@@ -245,7 +246,7 @@ def opening_s(network: Network, state: State, line: int, bits: float, now_s: flo
         # Acknowledgements arrive while a part is sent: it counts as acknowledged halfway.
         state.part_s[line, last] = clock_s - part_s / 2 + round_trip_s
         state.part_bits[line, last] = part_bits if is_apart else state.part_bits[line, last] + part_bits
-        equal_parts = equal_parts + 1 if part_bits == network.window_bits[line] / _PARTS else 0
+        equal_parts = equal_parts + 1 if part_bits == network.window_bits[line] / PARTS else 0
     state.open_s[line] = clock_s
     return float(max(0.0, clock_s - now_s - bits / path_bps))
 
@@ -255,16 +256,22 @@ def _skip(state: State, line: int, bits: float, later_s: float) -> None:  # prag
     """Send whole windows, each of which takes as long as the one before, in ``later_s`` in all."""
     for number in range(state.part_count[line]):
         state.part_s[line, (state.first_part[line] + number) % MOST_PARTS] += later_s
+    _grow(state, line, bits)
+
+
+@inner
+def _grow(state: State, line: int, bits: float) -> None:  # pragma: no cover
+    """Open the window by acknowledged bits: by one for each, up to twice those in flight."""
     grown_bits = state.grown_bits[line]
     state.grown_bits[line] = max(grown_bits, min(grown_bits + bits, 2 * state.most_in_flight_bits[line]))
 
 
 @inner
 def _acknowledge(state: State, line: int, now_s: float) -> None:  # pragma: no cover
-    """Free the parts whose acknowledgements are here; each bit opens the window by one, up to twice those in flight."""
+    """Free the parts whose acknowledgements are here, and open the window by their bits."""
     while state.part_count[line] and state.part_s[line, state.first_part[line]] <= now_s:
-        bits, grown_bits = state.part_bits[line, state.first_part[line]], state.grown_bits[line]
-        state.grown_bits[line] = max(grown_bits, min(grown_bits + bits, 2 * state.most_in_flight_bits[line]))
+        bits = state.part_bits[line, state.first_part[line]]
+        _grow(state, line, bits)
         state.in_flight_bits[line] -= bits
         state.part_count[line] -= 1
         state.first_part[line] = (state.first_part[line] + 1) % MOST_PARTS

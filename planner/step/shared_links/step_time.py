@@ -62,7 +62,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
     lines = _lines(step, scenario)
     # Windows that never close are open after the first steps.
     grows = scenario.effects.network.idle_s < math.inf
-    network = network_of(lines, _pairs(step), scenario, plan.connections, grows=grows)
+    network = _network(lines, _pairs(step), scenario, plan.connections, grows=grows)
     if count > 1 or not network.alone.all():
         flows = _flows(step, plan, scenario, lines, network, *times)
         graph, action, message, number = repeated(step.graph, count)
@@ -86,7 +86,7 @@ def _carried_out_s(plan: Plan, scenario: Scenario, count: int) -> list[float]:
 
 
 # The links of each line, by its sending and receiving device.
-Lines = dict[Pair, tuple[Link, ...]]
+_Lines = dict[Pair, tuple[Link, ...]]
 
 
 def _pairs(step: CompiledStep) -> list[Pair]:
@@ -95,12 +95,12 @@ def _pairs(step: CompiledStep) -> list[Pair]:
     return [(step.actors[sender], step.actors[receiver]) for sender, receiver in channels]
 
 
-def _lines(step: CompiledStep, scenario: Scenario) -> Lines:
+def _lines(step: CompiledStep, scenario: Scenario) -> _Lines:
     # The communication streams of two devices send over the same line as the devices themselves.
     return {pair: scenario.cluster.path(*pair) for pair in _pairs(step)}
 
 
-def network_of(lines: Lines, channels: Sequence[Pair], scenario: Scenario, connections: int, *, grows: bool) -> Network:
+def _network(lines: _Lines, channels: Sequence[Pair], scenario: Scenario, connections: int, *, grows: bool) -> Network:
     """Return the lines of pairs of devices, and the links that they share.
 
     Args:
@@ -155,12 +155,12 @@ def network_of(lines: Lines, channels: Sequence[Pair], scenario: Scenario, conne
         grows,
         path_bps,
         round_trip_s,
-        8 * effects.initial_window_bytes,
+        np.minimum(8 * effects.initial_window_bytes * np.array(weight), window_bits),
         effects.idle_s,
     )
 
 
-def _beside_losses(lines: Lines, bound: Sequence[Sequence[str]]) -> Flags:
+def _beside_losses(lines: _Lines, bound: Sequence[Sequence[str]]) -> Flags:
     """Return which lines lose packets or share links with such lines, directly or by way of others, [lines].
 
     As in the simulator, packet losses keep windows small, so that no queues arise.
@@ -178,13 +178,13 @@ def _flows(
     step: CompiledStep,
     plan: Plan,
     scenario: Scenario,
-    lines: Lines,
+    lines: _Lines,
     network: Network,
     transmission_s: Floats,
     latency_s: Floats,
 ) -> Flows:
     bits = (8.0 * step.messages.size_bytes).astype(np.float64)
-    ceiling_bps = ceilings_bps(bits, transmission_s, network.line[step.graph.channel], lines, network)
+    ceiling_bps = _ceilings_bps(bits, transmission_s, network.line[step.graph.channel], lines, network)
     sender = step.actions.actor[step.messages.sender]
     return Flows(
         transmission_s,
@@ -198,7 +198,7 @@ def _flows(
     )
 
 
-def ceilings_bps(bits: Floats, transmission_s: Floats, line: Ints, lines: Lines, network: Network) -> Floats:
+def _ceilings_bps(bits: Floats, transmission_s: Floats, line: Ints, lines: _Lines, network: Network) -> Floats:
     """Return the highest rate of messages on the path of their ``line``, bits per second, [messages]."""
     rates_bps = np.divide(bits, transmission_s, out=np.full(len(bits), np.inf), where=transmission_s > 0)
     if network.queued.any():
@@ -224,7 +224,7 @@ def transfer_time_s(sizes_bytes: Mapping[Pair, Sequence[int]], scenario: Scenari
     paths = [nominal_path(scenario, *pair, connections) for pair in pairs]
     messages = [(path, size) for path, sizes in zip(paths, sizes_bytes.values(), strict=True) for size in sizes]
     lines = {pair: scenario.cluster.path(*pair) for pair in pairs}
-    network = network_of(lines, pairs, scenario, connections, grows=True)
+    network = _network(lines, pairs, scenario, connections, grows=True)
     line, bits = np.repeat(np.arange(len(pairs)), counts), np.array([8.0 * size for _, size in messages])
     transmission_s = np.array([path.transmission_s(size) for path, size in messages])
     latency_s = np.array([path.propagation_s(size) for path, size in messages])
@@ -243,7 +243,7 @@ def transfer_time_s(sizes_bytes: Mapping[Pair, Sequence[int]], scenario: Scenari
         np.full(actors - 1, actors - 1, np.int64),
     )
     never, at_once = np.zeros(count, np.bool_), np.zeros(count)
-    ceiling_bps = ceilings_bps(bits, transmission_s, line, lines, network)
+    ceiling_bps = _ceilings_bps(bits, transmission_s, line, lines, network)
     flows = Flows(transmission_s, bits, ceiling_bps, latency_s, never, line, at_once, at_once)
     time_s, _ = carry_out(graph, network, np.zeros(actors), flows, no_choices(actors, actors, count))
     return float(time_s)

@@ -56,13 +56,13 @@ def test_whole_windows_at_once_take_as_long_as_part_by_part(
     def delays_s(settled_parts: float) -> list[float]:
         window, clock_s, found = SendWindow(first_bytes, growth * first_bytes, timeout_s), 0.0, []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(send_window, "_SETTLED_PARTS", settled_parts)
+            patch.setattr(send_window, "SETTLED_PARTS", settled_parts)
             for pause_s, size_bytes in messages:
                 found.append(took_s(window, clock_s + pause_s, size_bytes, rate_bps, trip_s))
                 clock_s += pause_s + found[-1]
         return found
 
-    assert delays_s(2 * send_window._PARTS) == pytest.approx(delays_s(math.inf), rel=1e-9)
+    assert delays_s(2 * send_window.PARTS) == pytest.approx(delays_s(math.inf), rel=1e-9)
 
 
 @pytest.mark.parametrize(("rounds", "size_bytes"), [(0, 950), (1, 2850), (2, 6650), (3, 14250)])
